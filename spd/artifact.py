@@ -1,0 +1,224 @@
+"""The artifact: a folder that holds a trained ranker, without pickle and without the frozen backbone.
+
+    ranker.json                  RankerSpec: backbone id and hash, prompt, K, head, decoder, ...
+    adapter_model.safetensors    LoRA weights, with PEFT's adapter_config.json (absent for a frozen backbone)
+    head.safetensors             head weights, float32
+    tokenizer.json, ...          the tokenizer
+    manifest.json                sha256 of every other file, checked at load
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from spd.backbone import (
+    BackboneConfig,
+    Precision,
+    backbone_sha256,
+    file_sha256,
+    load_backbone,
+    load_tokenizer,
+    resolve_backbone,
+    resolve_dtype,
+)
+from spd.config import build_config
+from spd.decode import DecoderName
+from spd.errors import ArtifactError, ConfigError
+from spd.head import HeadName, build_head
+from spd.model import RankerModel
+from spd.prompt import Encoder, PromptConfig
+from spd.sinkhorn import DEFAULT_ITERATIONS
+
+FORMAT_VERSION = 1
+SPEC_FILE = "ranker.json"
+HEAD_FILE = "head.safetensors"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankerSpec:
+    """Everything but weights that a ranker needs to give the same ranking again."""
+
+    backbone: BackboneConfig
+    """The backbone that the adapter and head were trained on."""
+    backbone_sha256: str
+    """Identity of that backbone's files."""
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    """How slates are written out."""
+    num_positions: int
+    """K, the columns of the score matrix."""
+    max_trained_candidates: int
+    """Largest slate trained on: later columns of the matrix have learned nothing."""
+    head: HeadName = "self_attention"
+    """Which of the three heads."""
+    readout: Literal["end"] = "end"
+    """Where a candidate's hidden state is read: the separator that closes it."""
+    attention: Literal["causal"] = "causal"
+    """What a candidate's tokens see."""
+    decoder: DecoderName = "lap"
+    """Decoder used unless the caller names another."""
+    tau: float = 1.0
+    """Sinkhorn temperature of training."""
+    sinkhorn_iterations: int = DEFAULT_ITERATIONS
+    """Sinkhorn iterations of training."""
+    format_version: int = FORMAT_VERSION
+    """Layout of the artifact folder."""
+
+    @property
+    def max_candidates(self) -> int:
+        """Largest slate ranked in one pass: min(K, largest N trained on)."""
+        return min(self.num_positions, self.max_trained_candidates)
+
+
+def save_artifact(
+    folder: Path,
+    spec: RankerSpec,
+    tokenizer: PreTrainedTokenizerBase,
+    head_state: Mapping[str, Tensor],
+    adapter: tuple[Mapping[str, Tensor], PeftModel] | None,
+) -> None:
+    """Write the artifact aside and rename it into place; raises ArtifactError if `folder` exists already.
+
+    head_state, and the adapter's state (with the PEFT model that it belongs to), are float32 tensors by name.
+    """
+    if folder.exists():
+        raise ArtifactError(f"artifact folder {str(folder)!r} exists: choose another, or remove it first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        tokenizer.save_pretrained(aside)
+        save_file({name: tensor.contiguous() for name, tensor in head_state.items()}, aside / HEAD_FILE)
+        if adapter is not None:
+            _save_adapter(aside, *adapter, spec.backbone.source)
+        _write_json(aside / SPEC_FILE, asdict(spec))
+        _write_json(aside / MANIFEST_FILE, _manifest(aside))
+        aside.chmod(0o755)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def load_spec(folder: Path) -> RankerSpec:
+    """Return the spec of an artifact whose every file matches its manifest; raises ArtifactError naming what does not."""
+    if not folder.is_dir():
+        raise ArtifactError(f"artifact={str(folder)!r} is no folder: give the output folder of jobs.train")
+    _check_manifest(folder)
+    values = _read_json(folder / SPEC_FILE)
+    version = values.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"artifact {str(folder)!r}: format_version={version!r}, this release reads {FORMAT_VERSION}: "
+            "train again, or install the release that wrote it"
+        )
+    try:
+        return build_config(RankerSpec, values)
+    except ConfigError as error:
+        raise ArtifactError(f"artifact {str(folder)!r}: {SPEC_FILE}: {error}") from None
+
+
+def model_version(folder: Path) -> str:
+    """Return 12 hex digits that identify the artifact's contents."""
+    return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()[:12]
+
+
+def load_encoder(folder: Path, spec: RankerSpec) -> Encoder:
+    """Return the encoder of an artifact: CPU only, no weights."""
+    return Encoder(load_tokenizer(folder), spec.prompt)
+
+
+def load_model(
+    folder: Path,
+    spec: RankerSpec,
+    device: torch.device,
+    precision: Precision | None = None,
+    backbone_source: str | None = None,
+) -> RankerModel:
+    """Return the model in inference mode, LoRA merged in float32 before any cast.
+
+    precision and backbone_source override the spec's; another source must hold the same files.
+    Raises ArtifactError when the backbone's hash or a tensor's shape is not what the spec says.
+    """
+    source = backbone_source or spec.backbone.source
+    backbone_folder = resolve_backbone(source)
+    found = backbone_sha256(backbone_folder)
+    if found != spec.backbone_sha256:
+        raise ArtifactError(
+            f"backbone {source!r} has hash {found[:12]}, the artifact was trained on {spec.backbone_sha256[:12]} "
+            f"({spec.backbone.source!r}): point it at that backbone, or train again on this one"
+        )
+    backbone: torch.nn.Module = load_backbone(backbone_folder, spec.backbone.num_layers, torch.float32)
+    hidden_size = int(backbone.config.hidden_size)  # before PEFT wraps it
+    if (folder / ADAPTER_CONFIG_FILE).is_file():
+        backbone = PeftModel.from_pretrained(backbone, folder).merge_and_unload()
+    head = build_head(spec.head, hidden_size, spec.num_positions)
+    _load_head(folder, head)
+    dtype = resolve_dtype(precision or spec.backbone.precision, device)
+    model = RankerModel(backbone.to(dtype), head)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _load_head(folder: Path, head: torch.nn.Module) -> None:
+    try:
+        head.load_state_dict(load_file(folder / HEAD_FILE))
+    except (RuntimeError, SafetensorError, OSError) as error:
+        raise ArtifactError(
+            f"artifact {str(folder)!r}: {HEAD_FILE} does not fit {SPEC_FILE} (head, num_positions, backbone): {error}"
+        ) from None
+
+
+def _save_adapter(folder: Path, state: Mapping[str, Tensor], model: PeftModel, source: str) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / ADAPTER_FILE)
+    config = model.active_peft_config
+    config.base_model_name_or_path = source  # PEFT would write the cache folder of this machine
+    config.inference_mode = True
+    config.save_pretrained(folder)
+
+
+def _manifest(folder: Path) -> dict[str, str]:
+    return {path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE}
+
+
+def _check_manifest(folder: Path) -> None:
+    manifest = _read_json(folder / MANIFEST_FILE)
+    for needed in (SPEC_FILE, HEAD_FILE):
+        if needed not in manifest:
+            raise ArtifactError(f"artifact {str(folder)!r}: {MANIFEST_FILE} lists no {needed}: it is no ranker artifact")
+    found = _manifest(folder)
+    for name, expected in manifest.items():
+        if name not in found:
+            raise ArtifactError(f"artifact {str(folder)!r}: {name} is missing: copy the whole folder again")
+        if found[name] != expected:
+            raise ArtifactError(
+                f"artifact {str(folder)!r}: {name} has sha256 {found[name][:12]}, {MANIFEST_FILE} says "
+                f"{str(expected)[:12]}: the file is corrupt or was edited; copy or train it again"
+            )
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ArtifactError(f"artifact {str(path.parent)!r}: {path.name} is missing: it is no ranker artifact") from None
+    except ValueError as error:
+        raise ArtifactError(f"artifact {str(path.parent)!r}: {path.name} is no JSON ({error}): copy it again") from None
+    if not isinstance(values, dict):
+        raise ArtifactError(f"artifact {str(path.parent)!r}: {path.name} must hold a JSON object")
+    return values
+
+
+def _write_json(path: Path, values: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")

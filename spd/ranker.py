@@ -1,0 +1,132 @@
+"""The one inference path, three verbs: `encode` (slates -> Batch), `score` (Batch -> matrices), `decode` (-> rankings).
+
+    >>> ranker = Ranker.from_pretrained("runs/demo/artifact")
+    >>> ranker.rank("space opera", ["Star Wars", "Fargo", "Alien"], top_n=2)
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from spd.artifact import RankerSpec, load_encoder, load_model, load_spec, model_version
+from spd.backbone import Precision, default_device
+from spd.batch import Batch, collate, plan_batches
+from spd.decode import DecoderName, decode_scores
+from spd.errors import DataError
+from spd.model import RankerModel
+from spd.prompt import EncodedSlate, Encoder
+from spd.slate import Candidate, Ranking, Slate
+
+DEFAULT_BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedDocument:
+    """One place of a ranking: the document's index in the input, its score in 0..1, its text."""
+
+    index: int
+    relevance_score: float
+    document: str
+
+
+class Ranker:
+    """A loaded ranker: encoder, model and decoder of one artifact."""
+
+    def __init__(self, spec: RankerSpec, encoder: Encoder, model: RankerModel, version: str) -> None:
+        self.spec = spec
+        self.encoder = encoder
+        self.model = model
+        self.version = version
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        device: torch.device | None = None,
+        precision: Precision | None = None,
+        backbone_source: str | None = None,
+    ) -> "Ranker":
+        """Return the ranker of an artifact folder; raises ArtifactError when anything in it does not match.
+
+        precision ("bf16", "fp32") and backbone_source override what the artifact recorded.
+        """
+        folder = Path(path)
+        spec = load_spec(folder)
+        encoder = load_encoder(folder, spec)
+        model = load_model(folder, spec, device or default_device(), precision, backbone_source)
+        return cls(spec, encoder, model, model_version(folder))
+
+    def rank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[RankedDocument]:
+        """Return the documents best first, the first `top_n` of the full ranking.
+
+        Raises DataError for no documents, or for more than `spec.max_candidates`.
+        """
+        candidates = tuple(Candidate(str(index), text) for index, text in enumerate(documents))
+        slate = Slate(request_id="rank", query=query, candidates=candidates)
+        ranking = self.rank_slates([slate])[0]
+        places = zip(ranking.order, ranking.relevance_score, strict=True)
+        ranked = [RankedDocument(index=i, relevance_score=score, document=documents[i]) for i, score in places]
+        return ranked[:top_n]
+
+    def rank_slates(self, slates: Sequence[Slate], batch_tokens: int = DEFAULT_BATCH_TOKENS) -> list[Ranking]:
+        """Return one ranking a slate, in the order given; forwards hold at most `batch_tokens` padded tokens."""
+        rankings: dict[int, Ranking] = {}
+        for index, scores in self.score_slates(slates, batch_tokens):
+            rankings[index] = self.decode_one(scores)
+        return [rankings[index] for index in range(len(slates))]
+
+    def score_slates(
+        self, slates: Sequence[Slate], batch_tokens: int = DEFAULT_BATCH_TOKENS
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield (index of the slate, its scores float32 [n, n]) as batches finish, longest slates first."""
+        encoded = [self.encode_one(slate) for slate in slates]
+        for group in plan_batches([len(slate.input_ids) for slate in encoded], batch_tokens):
+            yield from zip(group, self.score(collate([encoded[i] for i in group])), strict=True)
+
+    def encode(self, slates: Sequence[Slate]) -> Batch:
+        """Return the slates as one right-padded batch; raises DataError for a slate that cannot be ranked."""
+        return collate([self.encode_one(slate) for slate in slates])
+
+    def encode_one(self, slate: Slate) -> EncodedSlate:
+        """Return one slate's prompt; raises DataError if it is larger than one pass can rank."""
+        return encode_within(self.encoder, slate, self.spec.max_candidates)
+
+    def score(self, batch: Batch) -> list[NDArray[np.float32]]:
+        """Return each slate's score matrix, float32 [n, n]: candidate x rank position."""
+        return score_batch(self.model, batch)
+
+    def decode(self, scores: Sequence[NDArray[np.float32]], decoder: DecoderName | None = None) -> list[Ranking]:
+        """Return one ranking a matrix, by the artifact's decoder unless another is named."""
+        return [self.decode_one(matrix, decoder) for matrix in scores]
+
+    def decode_one(self, scores: NDArray[np.float32], decoder: DecoderName | None = None) -> Ranking:
+        """Return the ranking of one matrix [n, n]; raises DataError if it is not finite."""
+        return decode_for(self.spec, scores, decoder)
+
+
+def encode_within(encoder: Encoder, slate: Slate, max_candidates: int) -> EncodedSlate:
+    """Return one slate's prompt; raises DataError for more than `max_candidates`."""
+    if len(slate.candidates) > max_candidates:
+        raise DataError(
+            f"slate {slate.request_id!r}: {len(slate.candidates)} candidates exceed {max_candidates}, the largest "
+            "slate this ranker can rank in one pass: send fewer, or train with a larger head.num_positions"
+        )
+    return encoder.encode(slate)
+
+
+def score_batch(model: RankerModel, batch: Batch) -> list[NDArray[np.float32]]:
+    """Return each slate's score matrix, float32 [n, n], on the CPU; one forward pass."""
+    with torch.inference_mode():
+        on_device = batch.to(model.device)
+        scores = model(on_device.input_ids, on_device.readout, on_device.candidate_mask).float().cpu().numpy()
+    return [matrix[:size, :size] for matrix, size in zip(scores, batch.num_candidates, strict=True)]
+
+
+def decode_for(spec: RankerSpec, scores: NDArray[np.float32], decoder: DecoderName | None = None) -> Ranking:
+    """Return the ranking of one matrix [n, n] by the spec's decoder and Sinkhorn settings."""
+    return decode_scores(scores, decoder or spec.decoder, spec.tau, spec.sinkhorn_iterations)

@@ -1,0 +1,80 @@
+"""Training losses on score matrices: Sinkhorn normalisation, its cross-entropy, and a pairwise term.
+
+B slates, N candidates, K rank positions (N <= K). `scores_BNK` is float32; of a slate with n candidates only
+`scores[:n, :n]` counts. `position_BN` is int64: the place the teacher gives each candidate, -1 where it gives none.
+Source: arXiv 2609.01807, training objective; DESIGN "The method", step 4.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DEFAULT_ITERATIONS = 20
+
+
+def square_scores(scores_BNK: Tensor, mask_BN: Tensor) -> Tensor:
+    """Return float32 [B, N, N] with each slate's own n x n block kept and an identity block in the padding.
+
+    Padded entries are -inf off the diagonal and 0 on it, so that row and column normalisation leave them alone.
+    """
+    size = mask_BN.shape[1]
+    scores_BNN = scores_BNK[:, :, :size].float()
+    valid_BNN = mask_BN[:, :, None] & mask_BN[:, None, :]
+    identity_NN = torch.eye(size, dtype=torch.bool, device=scores_BNN.device)
+    padding_BNN = torch.where(identity_NN, 0.0, -torch.inf).expand_as(scores_BNN)
+    return torch.where(valid_BNN, scores_BNN, padding_BNN)
+
+
+def log_sinkhorn(
+    scores_BNK: Tensor, mask_BN: Tensor, tau: float = 1.0, num_iterations: int = DEFAULT_ITERATIONS
+) -> Tensor:
+    """Return log S, float32 [B, N, N]: candidate x rank position, near doubly stochastic on each slate's own block.
+
+    Each iteration normalises columns (positions), then rows (candidates), in log space; rows come last, so each row is
+    exactly a distribution over positions, while columns sum to 1 only in the limit.
+    """
+    log_BNN = square_scores(scores_BNK / tau, mask_BN)
+    for _ in range(num_iterations):
+        log_BNN = log_BNN - torch.logsumexp(log_BNN, dim=1, keepdim=True)
+        log_BNN = log_BNN - torch.logsumexp(log_BNN, dim=2, keepdim=True)
+    return log_BNN
+
+
+def sinkhorn_cross_entropy(
+    scores_BNK: Tensor,
+    position_BN: Tensor,
+    mask_BN: Tensor,
+    tau: float = 1.0,
+    num_iterations: int = DEFAULT_ITERATIONS,
+) -> Tensor:
+    """Return float32 [B]: -sum P_teacher * log S, as the mean over the candidates that the teacher placed.
+
+    A teacher's prefix (top m) scores its m candidates only. At the start, with equal scores, the loss is ln n.
+    """
+    log_BNN = log_sinkhorn(scores_BNK, mask_BN, tau, num_iterations)
+    placed_BN = position_BN >= 0
+    picked_BN = log_BNN.gather(2, position_BN.clamp(min=0)[:, :, None]).squeeze(2)
+    total_B = torch.where(placed_BN, -picked_BN, 0.0).sum(1)
+    return total_B / placed_BN.sum(1).clamp(min=1)
+
+
+def expected_rank(scores_BNK: Tensor, mask_BN: Tensor) -> Tensor:
+    """Return float32 [B, N]: the mean position of each candidate under a row softmax of its scores, 0 = first."""
+    probability_BNN = torch.softmax(square_scores(scores_BNK, mask_BN), dim=2)
+    position_N = torch.arange(mask_BN.shape[1], device=scores_BNK.device, dtype=torch.float32)
+    return probability_BNN @ position_N
+
+
+def pairwise_logistic(scores_BNK: Tensor, position_BN: Tensor, mask_BN: Tensor) -> Tensor:
+    """Return float32 [B]: RankNet's loss on expected ranks, the mean over pairs whose order the teacher knows.
+
+    It leaves the plateau (loss ln n) at which Sinkhorn cross-entropy alone can sit. A candidate that a prefix leaves
+    out stands behind those it names; two such candidates are no pair.
+    """
+    rank_BN = expected_rank(scores_BNK, mask_BN)
+    last = torch.iinfo(torch.int64).max
+    place_BN = torch.where(position_BN >= 0, position_BN, last)
+    real_BNN = mask_BN[:, :, None] & mask_BN[:, None, :]
+    pair_BNN = real_BNN & (place_BN[:, :, None] < place_BN[:, None, :])
+    loss_BNN = F.softplus(rank_BN[:, :, None] - rank_BN[:, None, :])
+    return torch.where(pair_BNN, loss_BNN, 0.0).sum((1, 2)) / pair_BNN.sum((1, 2)).clamp(min=1)
