@@ -27,6 +27,7 @@ from spd.backbone import (
     BackboneConfig,
     Precision,
     backbone_sha256,
+    cast_parameters,
     file_sha256,
     load_backbone,
     load_tokenizer,
@@ -167,7 +168,7 @@ def load_model(
     head = build_head(spec.head, hidden_size, spec.num_positions)
     _load_head(folder, head)
     dtype = resolve_dtype(precision or spec.backbone.precision, device)
-    model = RankerModel(backbone.to(dtype), head)
+    model = RankerModel(cast_parameters(backbone, dtype), head)
     return model.to(device).eval().requires_grad_(False)
 
 

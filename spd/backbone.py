@@ -143,6 +143,13 @@ def resolve_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     return torch.bfloat16
 
 
+def cast_parameters(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return the module with its parameters in `dtype` and its buffers as they are: rotary frequencies need float32."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return module
+
+
 def default_device() -> torch.device:
     """Return the GPU where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,7 +1,7 @@
 """The collaborative-filtering teacher: item-KNN, a cheap ranker whose whole order means something.
 
 A candidate scores by how often it occurs in one history with the items of the query's history, damped by the
-popularity of both (Sarwar et al., 2001, with free exponents instead of the cosine's 1/2), recent items counting more.
+popularity of both (Sarwar et al., 2001; the exponents 1/2 make it the cosine), recent items counting more.
 Legend: H recent history items, N candidates, E pairs of items that ever occurred together.
 """
 
@@ -15,7 +15,7 @@ from scipy import sparse
 
 from spd.errors import DataError
 
-DEFAULT_CANDIDATE_EXPONENT = 0.3
+DEFAULT_CANDIDATE_EXPONENT = 0.5
 DEFAULT_HISTORY_EXPONENT = 0.5
 DEFAULT_DECAY = 0.8
 DEFAULT_NUM_RECENT = 10
@@ -28,7 +28,7 @@ class ItemKnn:
     popularity: int64 [num_items], how many histories hold the item.
     pair_keys: int64 [E], sorted, `first * num_items + second` of each pair of distinct items seen together.
     pair_counts: int64 [E], how many histories hold both.
-    candidate_exponent, history_exponent: powers of popularity that divide a count; 0 is no damping, 1/2 each the cosine.
+    candidate_exponent, history_exponent: powers of popularity that divide a count; 0 damps nothing.
     decay: weight of a history item relative to the one after it.
     num_recent: how many of the last history items count.
     """
@@ -80,7 +80,10 @@ class ItemKnn:
         recent = np.asarray(history[-self.num_recent :], dtype=np.int64)
         wanted = np.asarray(candidates, dtype=np.int64)
         own = np.asarray(own_row, dtype=np.int64)
-        counts = self._counts(recent, wanted) - np.outer(np.isin(recent, own), np.isin(wanted, own))
+        counts = self._counts(recent, wanted)
+        if len(own):
+            pairs = np.outer(_is_in(recent, own), _is_in(wanted, own))
+            counts = counts - (pairs & (recent[:, None] != wanted[None, :]))
         damping = np.outer(
             np.maximum(self._popularity(recent, own), 1) ** self.history_exponent,
             np.maximum(self._popularity(wanted, own), 1) ** self.candidate_exponent,
@@ -88,7 +91,9 @@ class ItemKnn:
         weights = self.decay ** np.arange(len(recent) - 1, -1, -1, dtype=np.float64)
         return np.asarray(weights @ (counts / damping), dtype=np.float64)
 
-    def rank(self, history: Sequence[int], candidates: Sequence[int], *, own_row: Sequence[int] = ()) -> tuple[int, ...]:
+    def rank(
+        self, history: Sequence[int], candidates: Sequence[int], *, own_row: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return all N candidate indices, best first; ties go to the more popular, then to the earlier in the input."""
         scores = self.score(history, candidates, own_row=own_row)
         popularity = self._popularity(np.asarray(candidates, dtype=np.int64), np.asarray(own_row, dtype=np.int64))
@@ -104,17 +109,22 @@ class ItemKnn:
 
     def _popularity(self, items: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return int64, how many fitted histories other than the own one hold each item."""
-        return self.popularity[items] - np.isin(items, own)
+        popularity = self.popularity[items]
+        return popularity - _is_in(items, own) if len(own) else popularity
 
 
 def _incidence(histories: Sequence[Sequence[int]], num_items: int) -> sparse.csr_array:
     """Return int64 [histories, num_items], 1 where a history holds an item."""
     rows = [sorted(set(history)) for history in histories]
     items = np.fromiter((item for row in rows for item in row), dtype=np.int64)
-    if len(items) and not (0 <= items.min() and items.max() < num_items):
+    if len(items) and (items.min() < 0 or items.max() >= num_items):
         raise DataError(
-            f"histories hold item {items.max() if items.min() >= 0 else items.min()} outside 0..{num_items - 1}: "
+            f"histories hold items {items.min()}..{items.max()}, some outside 0..{num_items - 1}: "
             "number the items from 0, or raise num_items"
         )
     starts = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
     return sparse.csr_array((np.ones_like(items), items, starts), shape=(len(rows), num_items))
+
+
+def _is_in(items: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    return np.isin(items, own, kind="table")

@@ -1,0 +1,181 @@
+"""Fine-tune a single-pass ranker: LoRA plus head under a Sinkhorn loss, on Ray Train with DeepSpeed ZeRO.
+
+    python -m jobs.train --config jobs/demo_train.toml --dry-run
+    python -m jobs.train --config jobs/demo_train.toml --set output=runs/my_ranker
+    ray job submit -- python -m jobs.train --config jobs/demo_train.toml --set workers.use_gpu=true
+
+A run that was cut off goes on from its last checkpoint when started again under the same name.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import ray.train
+import torch
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from jobs.cli import run_job
+from jobs.cluster import start_ray
+from jobs.tracking import Tracker, absolute
+from jobs.train_config import TrainConfig, deepspeed_config
+from jobs.train_data import DataSummary, epoch_datasets, scan_training_data
+from jobs.train_loop import ARTIFACT_FOLDER, WorkerPlan, build_model, shows_bar, train_worker
+from spd.artifact import RankerSpec, load_spec, model_version
+from spd.backbone import backbone_sha256, default_device, resolve_backbone, resolve_dtype
+from spd.config import config_to_dict, flatten
+from spd.errors import ArtifactError, ConfigError
+from spd.model import parameter_counts
+
+SETTINGS_FILE = "settings.json"
+FREE_SETTINGS = ("output", "max_failures", "log_every_steps", "checkpoint", "tracking")
+"""Settings that may change when a run goes on: they decide nothing about its weights."""
+
+
+def main() -> int:
+    """Run the job; returns the exit code."""
+    return run_job(__doc__ or "", TrainConfig, run, describe)
+
+
+def run(config: TrainConfig) -> Path:
+    """Train; returns the artifact's folder."""
+    summary, spec = check(config)
+    filesystem, storage = _storage(config.storage)
+    _claim_name(config, filesystem, f"{storage}/{config.name}")
+    tracking = absolute(config.tracking)
+    params = flatten(config_to_dict(config)) | {"data.digest": summary.digest, "data.num_slates": summary.num_slates}
+    tracker = Tracker.open(tracking, config.name, params)
+    plan = WorkerPlan(
+        config=replace(config, tracking=tracking),
+        spec=spec,
+        total_steps=total_steps(config, summary),
+        run_id=tracker.run_id,
+        show_bar=shows_bar(),
+    )
+    print(f"train: {summary.num_slates} slates, {plan.total_steps} steps of {config.global_batch_slates}")
+    start_ray(config.workers)
+    try:
+        result = _trainer(plan, filesystem, storage).fit()
+    except BaseException:
+        tracker.finish("FAILED")  # started again, the job goes on in the same MLflow run
+        raise
+    output = _fetch_artifact(result, Path(config.output))
+    version = tracker.register(output)
+    tracker.finish()
+    registered = f"{tracking.registered_model} version {version}, alias {tracking.alias}"
+    print(f"train: artifact {output} ({model_version(output)}), registered as {registered}")
+    return output
+
+
+def check(config: TrainConfig) -> tuple[DataSummary, RankerSpec]:
+    """Read data and backbone once, before Ray starts; raises the error that the run would meet later."""
+    if Path(config.output).exists():
+        raise ArtifactError(f"output={config.output!r} exists: choose another folder, or remove it first")
+    if config.adapter.rank == 0 and config.optimizer.head_lr == 0:
+        raise ConfigError("adapter.rank=0 and optimizer.head_lr=0 leave nothing to train: set one of them")
+    summary = scan_training_data(config.train, config.head.num_positions)
+    spec = RankerSpec(
+        backbone=config.backbone,
+        backbone_sha256=backbone_sha256(resolve_backbone(config.backbone.source)),
+        prompt=config.prompt,
+        num_positions=config.head.num_positions,
+        max_trained_candidates=summary.max_candidates,
+        head=config.head.name,
+        decoder=config.decoder,
+        tau=config.loss.tau,
+        sinkhorn_iterations=config.loss.sinkhorn_iterations,
+    )
+    return summary, spec
+
+
+def total_steps(config: TrainConfig, summary: DataSummary) -> int:
+    """Return the optimiser steps of the run: whole epochs, or fewer by `max_steps`."""
+    steps = config.num_epochs * math.ceil(summary.num_slates / config.global_batch_slates)
+    return steps if config.max_steps is None else min(steps, config.max_steps)
+
+
+def describe(config: TrainConfig) -> Mapping[str, object]:
+    """Return what `--dry-run` prints: settings, DeepSpeed's settings, data, parameter counts."""
+    summary, spec = check(config)
+    device = default_device() if config.workers.use_gpu else torch.device("cpu")
+    dtype = resolve_dtype(config.backbone.precision, device)
+    return {
+        "config": config_to_dict(config),
+        "deepspeed": deepspeed_config(config, bf16=dtype == torch.bfloat16),
+        "data": config_to_dict(summary),
+        "parameters": parameter_counts(build_model(config, spec)),
+        "total_steps": total_steps(config, summary),
+    }
+
+
+def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> TorchTrainer:
+    config = plan.config
+    workers = config.workers
+    return TorchTrainer(
+        train_worker,
+        train_loop_config=plan,
+        torch_config=TorchConfig(backend="nccl" if workers.use_gpu else "gloo"),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=workers.num_workers,
+            use_gpu=workers.use_gpu,
+            resources_per_worker={"CPU": workers.cpus_per_worker, "GPU": int(workers.use_gpu)},
+        ),
+        datasets=dict(epoch_datasets(config.train, config.num_epochs, config.seed)),
+        dataset_config=ray.train.DataConfig(datasets_to_split=[]),  # every rank sees each batch and takes its share
+        run_config=ray.train.RunConfig(
+            name=config.name,
+            storage_path=storage,
+            storage_filesystem=filesystem,
+            failure_config=ray.train.FailureConfig(max_failures=config.max_failures),
+            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=config.checkpoint.num_to_keep),
+        ),
+    )
+
+
+def _storage(uri: str) -> tuple[pafs.FileSystem, str]:
+    """Return the file system and path of a folder or URI; raises ConfigError if it names neither."""
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(uri if "://" in uri else str(Path(uri).absolute()))
+        filesystem.create_dir(path)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"storage={uri!r} is no usable folder or URI ({error}): check it") from None
+    return filesystem, path
+
+
+def _claim_name(config: TrainConfig, filesystem: pafs.FileSystem, folder: str) -> None:
+    """Record the settings of a new run; raises ConfigError if an earlier run of this name had others."""
+    settings = {key: value for key, value in config_to_dict(config).items() if key not in FREE_SETTINGS}
+    text = json.dumps(settings, sort_keys=True)
+    path = f"{folder}/{SETTINGS_FILE}"
+    if filesystem.get_file_info(path).type == pafs.FileType.NotFound:
+        filesystem.create_dir(folder)
+        with filesystem.open_output_stream(path) as file:
+            file.write(text.encode())
+        return
+    with filesystem.open_input_stream(path) as file:
+        before, now = flatten(json.loads(file.read())), flatten(json.loads(text))
+    changed = [key for key in now if now[key] != before.get(key)]
+    if changed:
+        raise ConfigError(
+            f"name={config.name!r} is a run with other settings ({changed[0]}={before.get(changed[0])!r}, now "
+            f"{now[changed[0]]!r}): set another name, or the same settings to go on"
+        )
+
+
+def _fetch_artifact(result: ray.train.Result, output: Path) -> Path:
+    """Copy the artifact out of the run's last checkpoint (aside, then renamed) and check it."""
+    assert result.checkpoint is not None
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = output.with_name(f".{output.name}.part")
+    with result.checkpoint.as_directory() as folder:
+        shutil.copytree(Path(folder) / ARTIFACT_FOLDER, aside, dirs_exist_ok=True)
+    load_spec(aside)
+    return aside.rename(output)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,166 @@
+"""Training slates: checked before Ray starts, then streamed in an order that seed, epoch and request_id alone decide."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import ray
+import torch
+from torch import Tensor
+
+from spd.batch import Batch, collate
+from spd.datasets.files import read_slates
+from spd.errors import DataError
+from spd.prompt import Encoder
+from spd.slate import Slate, check_unique, slate_from_row
+
+KEY = "epoch_key"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSummary:
+    """What the scan before training found."""
+
+    num_slates: int
+    max_candidates: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """One forward's slates with their targets.
+
+    position: int64 [B, N], the teacher's place of each candidate, -1 where it gives none.
+    weight: float32 [B], 1 over the slates of the whole step, 0 for a filler slate that only keeps ranks in step.
+    """
+
+    batch: Batch
+    position: Tensor
+    weight: Tensor
+
+
+def scan_training_data(uri: str, num_positions: int) -> DataSummary:
+    """Read the data once and return its size and digest.
+
+    Raises DataError for a broken row, a repeated request_id, a slate without teacher or with more than K candidates.
+    """
+    ids: list[str] = []
+    digest = hashlib.sha256()
+    largest = 0
+    for slate in read_slates(uri):
+        _check_trainable(slate, num_positions)
+        ids.append(slate.request_id)
+        digest.update(repr((slate.request_id, slate.teacher_ranking)).encode())
+        largest = max(largest, len(slate.candidates))
+    if not ids:
+        raise DataError(f"data.train={uri!r} holds no slate: run jobs.prepare, or point it at another folder")
+    check_unique(ids)
+    return DataSummary(num_slates=len(ids), max_candidates=largest, digest=digest.hexdigest()[:16])
+
+
+def epoch_datasets(uri: str, num_epochs: int, seed: int) -> dict[str, ray.data.Dataset]:
+    """Return one data set an epoch, `epoch_0` and so on, each sorted by the hash of (seed, epoch, request_id)."""
+    slates = ray.data.read_parquet(uri)
+    return {
+        f"epoch_{epoch}": slates.map_batches(
+            _add_key, fn_kwargs={"seed": seed, "epoch": epoch}, batch_format="pyarrow"
+        )
+        .sort(KEY)
+        .materialize()
+        for epoch in range(num_epochs)
+    }
+
+
+def global_batches(
+    datasets: Sequence[ray.data.DataIterator], start_step: int, size: int, total_steps: int
+) -> Iterator[tuple[int, list[Slate]]]:
+    """Yield (epoch, slates) of each optimiser step from `start_step` on; an epoch's last batch may be smaller.
+
+    Every rank sees every batch and takes its own share, so no collective is needed to agree on the number of steps.
+    """
+    step = 0
+    for epoch, dataset in enumerate(datasets):
+        for table in dataset.iter_batches(batch_size=size, batch_format="pyarrow", prefetch_batches=1):
+            if step == total_steps:
+                return
+            if step >= start_step:
+                yield epoch, [slate_from_row(row) for row in table.drop_columns([KEY]).to_pylist()]
+            step += 1
+
+
+def micro_batches(
+    slates: Sequence[Slate], encoder: Encoder, rank: int, world_size: int, micro_size: int, num_micro: int
+) -> list[MicroBatch]:
+    """Return this rank's share of a global batch as exactly `num_micro` micro-batches, filled up with weight 0."""
+    own = list(slates[rank::world_size])
+    capacity = micro_size * num_micro
+    assert len(own) <= capacity
+    padded = own + [slates[0]] * (capacity - len(own))
+    weights = [1.0 / len(slates)] * len(own) + [0.0] * (capacity - len(own))
+    starts = range(0, capacity, micro_size)
+    return [_micro_batch(padded[i : i + micro_size], weights[i : i + micro_size], encoder) for i in starts]
+
+
+def prefetch(items: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
+    """Yield the items, each made on another thread while its predecessor is in use: encoding overlaps the step."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        future = pool.submit(next, items, None)
+        while (item := future.result()) is not None:
+            future = pool.submit(next, items, None)
+            yield item
+
+
+def shuffled(slate: Slate, seed: int, epoch: int) -> Slate:
+    """Return the slate with its candidates in an order that seed, epoch and request_id decide, targets remapped."""
+    order = np.random.default_rng(_hash(seed, epoch, slate.request_id)).permutation(len(slate.candidates))
+    place = {int(old): new for new, old in enumerate(order)}
+    return replace(
+        slate,
+        candidates=tuple(slate.candidates[old] for old in order),
+        relevance=None if slate.relevance is None else tuple(slate.relevance[old] for old in order),
+        teacher_ranking=(
+            None if slate.teacher_ranking is None else tuple(place[old] for old in slate.teacher_ranking)
+        ),
+    )
+
+
+def teacher_positions(slates: Sequence[Slate], size: int) -> Tensor:
+    """Return int64 [B, N]: the place the teacher gives each candidate, 0 = best, -1 where it gives none."""
+    position = torch.full((len(slates), size), -1, dtype=torch.int64)
+    for row, slate in enumerate(slates):
+        for place, candidate in enumerate(slate.teacher_ranking or ()):
+            position[row, candidate] = place
+    return position
+
+
+def _micro_batch(slates: Sequence[Slate], weights: Sequence[float], encoder: Encoder) -> MicroBatch:
+    batch = collate([encoder.encode(slate) for slate in slates])
+    return MicroBatch(
+        batch=batch,
+        position=teacher_positions(slates, batch.readout.shape[1]),
+        weight=torch.tensor(weights, dtype=torch.float32),
+    )
+
+
+def _check_trainable(slate: Slate, num_positions: int) -> None:
+    where = f"slate {slate.request_id!r}"
+    if len(slate.candidates) > num_positions:
+        raise DataError(
+            f"{where}: {len(slate.candidates)} candidates exceed head.num_positions={num_positions}: "
+            f"set head.num_positions={len(slate.candidates)} or more, or shorten the slates"
+        )
+    if not slate.teacher_ranking:
+        raise DataError(f"{where}: teacher_ranking is null: training needs a teacher's order; label the slates first")
+
+
+def _add_key(table: pa.Table, seed: int, epoch: int) -> pa.Table:
+    keys = [_hash(seed, epoch, request_id) for request_id in table["request_id"].to_pylist()]
+    return table.append_column(KEY, pa.array(keys, pa.uint64()))
+
+
+def _hash(seed: int, epoch: int, request_id: str) -> int:
+    digest = hashlib.blake2b(f"{seed}:{epoch}:{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
