@@ -24,8 +24,6 @@ QUIET_ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "RAY_DATA_USE_DATASOURCE_V2": "0",  # the v2 reader folds small files into one block: no parallelism
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 """No usage statistics or telemetry leave the machine; set before Ray, MLflow or a hub client is imported."""
 

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 import ray
+import ray.data
 
 from jobs.cli import QUIET_ENVIRONMENT
 
@@ -36,6 +37,10 @@ def start_ray(workers: WorkerConfig) -> None:
     The local one declares more logical CPUs than the workers take, so that Ray Data's own tasks find a place; it has a
     dashboard because without one Ray floods the log with failed clean-ups.
     """
+    # the v2 reader folds small files into one block: no parallelism. The log shows this job's own progress instead.
+    context = ray.data.DataContext.get_current()
+    context.use_datasource_v2 = False
+    context.enable_progress_bars = False
     if ray.is_initialized():
         return
     runtime_env = {"env_vars": QUIET_ENVIRONMENT | _accelerator(workers)}

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.fs as pafs
+import ray.data
 import ray.train
 import torch
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -23,7 +24,7 @@ from jobs.cli import run_job
 from jobs.cluster import start_ray
 from jobs.tracking import Tracker, absolute
 from jobs.train_config import TrainConfig, deepspeed_config
-from jobs.train_data import DataSummary, epoch_datasets, scan_training_data
+from jobs.train_data import DataSummary, scan_training_data
 from jobs.train_loop import ARTIFACT_FOLDER, WorkerPlan, build_model, shows_bar, train_worker
 from spd.artifact import RankerSpec, load_spec, model_version
 from spd.backbone import backbone_sha256, default_device, resolve_backbone, resolve_dtype
@@ -124,7 +125,7 @@ def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> Tor
             use_gpu=workers.use_gpu,
             resources_per_worker={"CPU": workers.cpus_per_worker, "GPU": int(workers.use_gpu)},
         ),
-        datasets=dict(epoch_datasets(config.train, config.num_epochs, config.seed)),
+        datasets={"train": ray.data.read_parquet(config.train).materialize()},
         dataset_config=ray.train.DataConfig(datasets_to_split=[]),  # every rank sees each batch and takes its share
         run_config=ray.train.RunConfig(
             name=config.name,

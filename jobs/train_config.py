@@ -100,6 +100,8 @@ class TrainConfig:
     """Slates of one optimiser step, over all workers."""
     micro_batch_slates: int = 2
     """Slates of one forward on one worker."""
+    shuffle_window_slates: int = 50_000
+    """Slates shuffled together in memory; a larger data set streams through windows of this size."""
     zero_stage: Literal[1, 2] = 2
     """DeepSpeed ZeRO stage."""
     log_every_steps: int = 1
@@ -119,7 +121,7 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def problems(self) -> list[str]:
-        names = ("num_epochs", "global_batch_slates", "micro_batch_slates", "log_every_steps")
+        names = ("num_epochs", "global_batch_slates", "micro_batch_slates", "log_every_steps", "shuffle_window_slates")
         found = [f"{name}={getattr(self, name)} must be at least 1" for name in names if getattr(self, name) < 1]
         if self.max_steps is not None and self.max_steps < 1:
             found.append(f"max_steps={self.max_steps} must be at least 1, or null")

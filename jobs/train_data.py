@@ -4,20 +4,21 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
-import pyarrow as pa
 import ray
 import torch
 from torch import Tensor
 
+from jobs.train_config import TrainConfig
 from spd.batch import Batch, collate
 from spd.datasets.files import read_slates
 from spd.errors import DataError
 from spd.prompt import Encoder
 from spd.slate import Slate, check_unique, slate_from_row
 
-KEY = "epoch_key"
+READ_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,33 +62,30 @@ def scan_training_data(uri: str, num_positions: int) -> DataSummary:
     return DataSummary(num_slates=len(ids), max_candidates=largest, digest=digest.hexdigest()[:16])
 
 
-def epoch_datasets(uri: str, num_epochs: int, seed: int) -> dict[str, ray.data.Dataset]:
-    """Return one data set an epoch, `epoch_0` and so on, each sorted by the hash of (seed, epoch, request_id)."""
-    slates = ray.data.read_parquet(uri)
-    return {
-        f"epoch_{epoch}": slates.map_batches(
-            _add_key, fn_kwargs={"seed": seed, "epoch": epoch}, batch_format="pyarrow"
-        )
-        .sort(KEY)
-        .materialize()
-        for epoch in range(num_epochs)
-    }
+def epoch_order(
+    slates: Iterator[Slate], window_slates: int, seed: int, epoch: int
+) -> Iterator[Slate]:
+    """Yield the slates of one epoch, each window of the stream sorted by the hash of (seed, epoch, request_id).
+
+    A data set that fits the window is shuffled whole; a larger one streams in constant memory.
+    """
+    while window := list(islice(slates, window_slates)):
+        yield from sorted(window, key=lambda slate: _hash(seed, epoch, slate.request_id))
 
 
 def global_batches(
-    datasets: Sequence[ray.data.DataIterator], start_step: int, size: int, total_steps: int
+    dataset: ray.data.DataIterator, config: TrainConfig, start_step: int, total_steps: int
 ) -> Iterator[tuple[int, list[Slate]]]:
     """Yield (epoch, slates) of each optimiser step from `start_step` on; an epoch's last batch may be smaller.
 
     Every rank sees every batch and takes its own share, so no collective is needed to agree on the number of steps.
     """
     step = 0
-    for epoch, dataset in enumerate(datasets):
-        for table in dataset.iter_batches(batch_size=size, batch_format="pyarrow", prefetch_batches=1):
-            if step == total_steps:
-                return
+    for epoch in range(config.num_epochs):
+        ordered = epoch_order(_stream(dataset), config.shuffle_window_slates, config.seed, epoch)
+        while step < total_steps and (slates := list(islice(ordered, config.global_batch_slates))):
             if step >= start_step:
-                yield epoch, [slate_from_row(row) for row in table.drop_columns([KEY]).to_pylist()]
+                yield epoch, slates
             step += 1
 
 
@@ -156,9 +154,9 @@ def _check_trainable(slate: Slate, num_positions: int) -> None:
         raise DataError(f"{where}: teacher_ranking is null: training needs a teacher's order; label the slates first")
 
 
-def _add_key(table: pa.Table, seed: int, epoch: int) -> pa.Table:
-    keys = [_hash(seed, epoch, request_id) for request_id in table["request_id"].to_pylist()]
-    return table.append_column(KEY, pa.array(keys, pa.uint64()))
+def _stream(dataset: ray.data.DataIterator) -> Iterator[Slate]:
+    for table in dataset.iter_batches(batch_size=READ_ROWS, batch_format="pyarrow", prefetch_batches=1):
+        yield from map(slate_from_row, table.to_pylist())
 
 
 def _hash(seed: int, epoch: int, request_id: str) -> int:

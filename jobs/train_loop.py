@@ -170,8 +170,8 @@ def _own_steps(
     plan: WorkerPlan, encoder: Encoder, rank: int, world_size: int, start_step: int
 ) -> Iterator[list[MicroBatch]]:
     config = plan.config
-    epochs = [ray.train.get_dataset_shard(f"epoch_{epoch}") for epoch in range(config.num_epochs)]
-    for epoch, slates in global_batches(epochs, start_step, config.global_batch_slates, plan.total_steps):
+    dataset = ray.train.get_dataset_shard("train")
+    for epoch, slates in global_batches(dataset, config, start_step, plan.total_steps):
         mixed = [shuffled(slate, config.seed, epoch) for slate in slates]
         yield micro_batches(mixed, encoder, rank, world_size, config.micro_batch_slates, config.accumulation_steps)
 

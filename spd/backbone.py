@@ -67,7 +67,7 @@ def resolve_backbone(source: str) -> Path:
 
     A GGUF file is dequantised once into `$SPD_CACHE` (default `~/.cache/spd`), later loads are memory maps.
     """
-    path = _package_path(source) if source.startswith(PACKAGE_PREFIX) else Path(source).expanduser()
+    path = resolve_package(source) if source.startswith(PACKAGE_PREFIX) else Path(source).expanduser()
     if path.is_dir():
         return path
     if path.is_file():
@@ -82,6 +82,20 @@ def resolve_backbone(source: str) -> Path:
             f"backbone.source={source!r} is neither a local folder or file nor a hub id that can be fetched "
             f"({type(error).__name__}: {reason}): check the name, or download it and give the folder"
         ) from None
+
+
+def resolve_package(source: str) -> Path:
+    """Return the path inside an installed package that `package:NAME/PATH` names; raises ArtifactError if none."""
+    package, _, inner = source.removeprefix(PACKAGE_PREFIX).partition("/")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ArtifactError(
+            f"{source!r}: the Python package {package!r} is not installed: run `make assets`, or name a folder"
+        )
+    path = Path(spec.origin).parent / inner
+    if not path.exists():
+        raise ArtifactError(f"{source!r}: the installed package {package!r} has no {inner!r}: check the path")
+    return path
 
 
 def backbone_sha256(folder: Path) -> str:
@@ -165,19 +179,6 @@ def _keep_layers(backbone: PreTrainedModel, num_layers: int | None) -> None:
     assert isinstance(layers, nn.ModuleList)
     del layers[num_layers:]
     backbone.config.num_hidden_layers = num_layers
-
-
-def _package_path(source: str) -> Path:
-    package, _, inner = source.removeprefix(PACKAGE_PREFIX).partition("/")
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ArtifactError(
-            f"{source!r}: the Python package {package!r} is not installed: run `make assets`, or name a folder"
-        )
-    path = Path(spec.origin).parent / inner
-    if not path.exists():
-        raise ArtifactError(f"{source!r}: the installed package {package!r} has no {inner!r}: check the path")
-    return path
 
 
 def _convert_gguf(file: Path) -> Path:
