@@ -31,7 +31,7 @@ QUIET_ENVIRONMENT = {
 def run_job(
     doc: str,
     config_type: type[Config],
-    run: Callable[[Config], None],
+    run: Callable[[Config], object],
     describe: Callable[[Config], Mapping[str, object]],
     argv: Sequence[str] | None = None,
 ) -> int:
@@ -59,8 +59,9 @@ def field_docs(config_type: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
     for node, following in zip(body.body, body.body[1:], strict=False):
-        is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             docs[node.target.id] = inspect.cleandoc(str(following.value.value))
     return docs
 

@@ -31,16 +31,16 @@ class WorkerConfig:
         ]
 
 
-def start_ray(workers: WorkerConfig) -> None:
+def start_ray(workers: WorkerConfig, show_data_progress: bool = False) -> None:
     """Join the cluster of `RAY_ADDRESS`, else start a local one that dies with this process.
 
     The local one declares more logical CPUs than the workers take, so that Ray Data's own tasks find a place; it has a
     dashboard because without one Ray floods the log with failed clean-ups.
     """
-    # the v2 reader folds small files into one block: no parallelism. The log shows this job's own progress instead.
+    # the v2 reader folds small files into one block: no parallelism.
     context = ray.data.DataContext.get_current()
     context.use_datasource_v2 = False
-    context.enable_progress_bars = False
+    context.enable_progress_bars = show_data_progress
     if ray.is_initialized():
         return
     runtime_env = {"env_vars": QUIET_ENVIRONMENT | _accelerator(workers)}

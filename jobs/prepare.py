@@ -8,7 +8,6 @@ Writes OUTPUT/train, OUTPUT/eval and OUTPUT/summary.json. MovieLens-100K lies in
 `make assets` installs; for the other data sets point `source` at a folder of their public raw files.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Literal
 from tqdm import tqdm
 
 from jobs.cli import run_job
+from jobs.files import write_json
 from spd.backbone import resolve_package
 from spd.config import config_to_dict
 from spd.datasets.amazon_beauty import AmazonBeautyConfig, load_amazon_beauty
@@ -27,6 +27,7 @@ from spd.datasets.splits import DataSplits
 from spd.errors import ConfigError, DataError
 from spd.slate import Slate, check_unique
 
+SUMMARY_FILE = "summary.json"
 MOVIELENS_PACKAGE = "package:recbole/dataset_example/ml-100k"
 
 
@@ -69,14 +70,18 @@ def main() -> int:
 def run(config: PrepareConfig) -> dict[str, object]:
     """Write the slates; returns (and stores) their summary."""
     splits = load_splits(config)
-    output = Path(config.output)
+    output = config.output.rstrip("/")
     check_unique(slate.request_id for split in (splits.train, splits.eval) for slate in split)
-    summary = {"dataset": config.dataset, "train": summarise(splits.train), "eval": summarise(splits.eval)}
+    summary: dict[str, object] = {
+        "dataset": config.dataset,
+        "train": summarise(splits.train),
+        "eval": summarise(splits.eval),
+    }
     for name, slates in (("train", splits.train), ("eval", splits.eval)):
         if slates:
             rows = _progress(slates, f"write {name}")
-            write_slates(rows, output / name, rows_per_file=config.rows_per_file, overwrite=config.overwrite)
-    (output / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            write_slates(rows, f"{output}/{name}", rows_per_file=config.rows_per_file, overwrite=config.overwrite)
+    write_json(f"{output}/{SUMMARY_FILE}", summary)
     print(f"prepare: {len(splits.train)} training and {len(splits.eval)} evaluation slates in {output}")
     return summary
 

@@ -1,20 +1,25 @@
 """The one MLflow module: runs, curves, artifacts, registered versions. Only a driver or rank 0 calls it."""
 
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
 from mlflow.entities import Metric, Param
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from spd.errors import ConfigError
+from spd.backbone import cache_folder
+from spd.errors import ArtifactError, ConfigError
 
 RUN_TAG = "spd.run"
 ARTIFACT_PATH = "artifact"
 MAX_PARAM_CHARACTERS = 6000
 SQLITE_PREFIX = "sqlite:///"
+MODELS_PREFIX = "models:/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +100,44 @@ def absolute(config: TrackingConfig) -> TrackingConfig:
         return config
     file = Path(config.uri.removeprefix(SQLITE_PREFIX)).absolute()
     return replace(config, uri=f"{SQLITE_PREFIX}{file}")
+
+
+def fetch_artifact(config: TrackingConfig, source: str) -> Path:
+    """Return the local folder of an artifact: `source` itself, or the download of `models:/name@alias` or `/version`.
+
+    Resolved once, when a job starts, and kept in `$SPD_CACHE` by version, so that a moving alias changes nothing later.
+    Raises ArtifactError when the registry knows no such model.
+    """
+    if not source.startswith(MODELS_PREFIX):
+        return Path(source)
+    try:
+        version = _registered_version(_client(absolute(config)), source.removeprefix(MODELS_PREFIX))
+        target = cache_folder() / "models" / f"{version.name}-{version.version}-{version.run_id}"
+        if not target.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as aside:
+                download_artifacts(
+                    run_id=version.run_id,
+                    artifact_path=ARTIFACT_PATH,
+                    dst_path=aside,
+                    tracking_uri=absolute(config).uri,
+                )
+                (Path(aside) / ARTIFACT_PATH).rename(target)
+    except MlflowException as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(
+            f"artifact={source!r} is not in the registry at tracking.uri={config.uri!r} ({reason}): "
+            "check name and alias, or give a folder"
+        ) from None
+    return target
+
+
+def _registered_version(client: MlflowClient, name: str) -> ModelVersion:
+    model, separator, alias = name.partition("@")
+    if separator:
+        return client.get_model_version_by_alias(model, alias)
+    model, _, version = name.partition("/")
+    return client.get_model_version(model, version)
 
 
 def _client(config: TrackingConfig) -> MlflowClient:

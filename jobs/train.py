@@ -22,6 +22,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from jobs.cli import run_job
 from jobs.cluster import start_ray
+from jobs.files import open_slates
 from jobs.tracking import Tracker, absolute
 from jobs.train_config import TrainConfig, deepspeed_config
 from jobs.train_data import DataSummary, scan_training_data
@@ -29,6 +30,7 @@ from jobs.train_loop import ARTIFACT_FOLDER, WorkerPlan, build_model, shows_bar,
 from spd.artifact import RankerSpec, load_spec, model_version
 from spd.backbone import backbone_sha256, default_device, resolve_backbone, resolve_dtype
 from spd.config import config_to_dict, flatten
+from spd.datasets.files import resolve_uri
 from spd.errors import ArtifactError, ConfigError
 from spd.model import parameter_counts
 
@@ -45,7 +47,7 @@ def main() -> int:
 def run(config: TrainConfig) -> Path:
     """Train; returns the artifact's folder."""
     summary, spec = check(config)
-    filesystem, storage = _storage(config.storage)
+    filesystem, storage = resolve_uri(config.storage)
     _claim_name(config, filesystem, f"{storage}/{config.name}")
     tracking = absolute(config.tracking)
     params = flatten(config_to_dict(config)) | {"data.digest": summary.digest, "data.num_slates": summary.num_slates}
@@ -78,6 +80,7 @@ def check(config: TrainConfig) -> tuple[DataSummary, RankerSpec]:
         raise ArtifactError(f"output={config.output!r} exists: choose another folder, or remove it first")
     if config.adapter.rank == 0 and config.optimizer.head_lr == 0:
         raise ConfigError("adapter.rank=0 and optimizer.head_lr=0 leave nothing to train: set one of them")
+    open_slates(config.train)
     summary = scan_training_data(config.train, config.head.num_positions)
     spec = RankerSpec(
         backbone=config.backbone,
@@ -116,6 +119,7 @@ def describe(config: TrainConfig) -> Mapping[str, object]:
 def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> TorchTrainer:
     config = plan.config
     workers = config.workers
+    slates = open_slates(config.train)
     return TorchTrainer(
         train_worker,
         train_loop_config=plan,
@@ -125,7 +129,7 @@ def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> Tor
             use_gpu=workers.use_gpu,
             resources_per_worker={"CPU": workers.cpus_per_worker, "GPU": int(workers.use_gpu)},
         ),
-        datasets={"train": ray.data.read_parquet(config.train).materialize()},
+        datasets={"train": ray.data.read_parquet(slates.files, filesystem=slates.filesystem).materialize()},
         dataset_config=ray.train.DataConfig(datasets_to_split=[]),  # every rank sees each batch and takes its share
         run_config=ray.train.RunConfig(
             name=config.name,
@@ -135,16 +139,6 @@ def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> Tor
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=config.checkpoint.num_to_keep),
         ),
     )
-
-
-def _storage(uri: str) -> tuple[pafs.FileSystem, str]:
-    """Return the file system and path of a folder or URI; raises ConfigError if it names neither."""
-    try:
-        filesystem, path = pafs.FileSystem.from_uri(uri if "://" in uri else str(Path(uri).absolute()))
-        filesystem.create_dir(path)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"storage={uri!r} is no usable folder or URI ({error}): check it") from None
-    return filesystem, path
 
 
 def _claim_name(config: TrainConfig, filesystem: pafs.FileSystem, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Training slates: checked before Ray starts, then streamed in an order that seed, epoch and request_id alone decide."""
+"""Training slates: checked before Ray starts, streamed in an order that seed, epoch and request_id alone decide."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -62,9 +62,7 @@ def scan_training_data(uri: str, num_positions: int) -> DataSummary:
     return DataSummary(num_slates=len(ids), max_candidates=largest, digest=digest.hexdigest()[:16])
 
 
-def epoch_order(
-    slates: Iterator[Slate], window_slates: int, seed: int, epoch: int
-) -> Iterator[Slate]:
+def epoch_order(slates: Iterator[Slate], window_slates: int, seed: int, epoch: int) -> Iterator[Slate]:
     """Yield the slates of one epoch, each window of the stream sorted by the hash of (seed, epoch, request_id).
 
     A data set that fits the window is shuffled whole; a larger one streams in constant memory.
@@ -119,9 +117,7 @@ def shuffled(slate: Slate, seed: int, epoch: int) -> Slate:
         slate,
         candidates=tuple(slate.candidates[old] for old in order),
         relevance=None if slate.relevance is None else tuple(slate.relevance[old] for old in order),
-        teacher_ranking=(
-            None if slate.teacher_ranking is None else tuple(place[old] for old in slate.teacher_ranking)
-        ),
+        teacher_ranking=(None if slate.teacher_ranking is None else tuple(place[old] for old in slate.teacher_ranking)),
     )
 
 

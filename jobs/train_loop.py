@@ -1,5 +1,6 @@
 """What each training worker runs: DeepSpeed over LoRA plus head, checkpoints, and the artifact at the end."""
 
+import logging
 import sys
 import tempfile
 import time
@@ -51,6 +52,7 @@ class WorkerPlan:
 def train_worker(plan: WorkerPlan) -> None:
     """Train from the last checkpoint, if there is one, to `total_steps`; the last checkpoint holds the artifact."""
     config = plan.config
+    logging.getLogger("ray.train").setLevel(logging.WARNING)
     torch.set_num_threads(config.workers.cpus_per_worker)
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
@@ -141,7 +143,7 @@ class StepReporter:
         if self._bar is not None:
             self._bar.update(start_step)
         elif start_step:
-            print(f"train: going on at step {start_step}/{plan.total_steps}", flush=True)
+            _write_line(f"train: going on at step {start_step}/{plan.total_steps}")
 
     def step(self, step: int, mean_loss: Tensor, engine: "DeepSpeedEngine") -> None:
         """Account for one finished optimiser step."""
@@ -159,10 +161,9 @@ class StepReporter:
         if last or done == 1 or time.monotonic() - self._last_line_s >= LINE_INTERVAL_S:
             self._last_line_s = time.monotonic()
             left_s = (self._plan.total_steps - step - 1) * elapsed_s / done
-            print(
+            _write_line(
                 f"train: step {step + 1}/{self._plan.total_steps} loss {mean_loss.item():.3f} "
-                f"{slates_per_s:.2f} slates/s, {left_s:.0f} s left",
-                flush=True,
+                f"{slates_per_s:.2f} slates/s, {left_s:.0f} s left"
             )
 
 
@@ -237,6 +238,12 @@ def _write_artifact(engine: "DeepSpeedEngine", plan: WorkerPlan, encoder: Encode
 
 def _strip_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def _write_line(line: str) -> None:
+    """Write a line to the driver's log: Ray Train's patched `print` would write it twice."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def shows_bar() -> bool:

@@ -1,10 +1,10 @@
 """The artifact: a folder that holds a trained ranker, without pickle and without the frozen backbone.
 
-    ranker.json                  RankerSpec: backbone id and hash, prompt, K, head, decoder, ...
-    adapter_model.safetensors    LoRA weights, with PEFT's adapter_config.json (absent for a frozen backbone)
-    head.safetensors             head weights, float32
-    tokenizer.json, ...          the tokenizer
-    manifest.json                sha256 of every other file, checked at load
+ranker.json                  RankerSpec: backbone id and hash, prompt, K, head, decoder, ...
+adapter_model.safetensors    LoRA weights, with PEFT's adapter_config.json (absent for a frozen backbone)
+head.safetensors             head weights, float32
+tokenizer.json, ...          the tokenizer
+manifest.json                sha256 of every other file, checked at load
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from spd.backbone import (
     BackboneConfig,
@@ -114,7 +114,7 @@ def save_artifact(
 
 
 def load_spec(folder: Path) -> RankerSpec:
-    """Return the spec of an artifact whose every file matches its manifest; raises ArtifactError naming what does not."""
+    """Return the spec of an artifact whose files all match its manifest; raises ArtifactError naming what does not."""
     if not folder.is_dir():
         raise ArtifactError(f"artifact={str(folder)!r} is no folder: give the output folder of jobs.train")
     _check_manifest(folder)
@@ -153,7 +153,27 @@ def load_model(
     precision and backbone_source override the spec's; another source must hold the same files.
     Raises ArtifactError when the backbone's hash or a tensor's shape is not what the spec says.
     """
-    source = backbone_source or spec.backbone.source
+    loaded = _load_backbone(spec, backbone_source)
+    head = build_head(spec.head, int(loaded.config.hidden_size), spec.num_positions)
+    backbone: torch.nn.Module = loaded
+    if (folder / ADAPTER_CONFIG_FILE).is_file():
+        backbone = PeftModel.from_pretrained(loaded, folder).merge_and_unload()
+    _load_head(folder, head)
+    return _for_inference(backbone, head, resolve_dtype(precision or spec.backbone.precision, device), device)
+
+
+def build_untrained_model(
+    spec: RankerSpec, device: torch.device, seed: int, precision: Precision | None = None
+) -> RankerModel:
+    """Return the spec's backbone as it came, under a head with fresh weights: what training is measured against."""
+    backbone = _load_backbone(spec, None)
+    torch.manual_seed(seed)
+    head = build_head(spec.head, int(backbone.config.hidden_size), spec.num_positions)
+    return _for_inference(backbone, head, resolve_dtype(precision or spec.backbone.precision, device), device)
+
+
+def _load_backbone(spec: RankerSpec, source_override: str | None) -> PreTrainedModel:
+    source = source_override or spec.backbone.source
     backbone_folder = resolve_backbone(source)
     found = backbone_sha256(backbone_folder)
     if found != spec.backbone_sha256:
@@ -161,15 +181,13 @@ def load_model(
             f"backbone {source!r} has hash {found[:12]}, the artifact was trained on {spec.backbone_sha256[:12]} "
             f"({spec.backbone.source!r}): point it at that backbone, or train again on this one"
         )
-    backbone: torch.nn.Module = load_backbone(backbone_folder, spec.backbone.num_layers, torch.float32)
-    hidden_size = int(backbone.config.hidden_size)  # before PEFT wraps it
-    if (folder / ADAPTER_CONFIG_FILE).is_file():
-        backbone = PeftModel.from_pretrained(backbone, folder).merge_and_unload()
-    head = build_head(spec.head, hidden_size, spec.num_positions)
-    _load_head(folder, head)
-    dtype = resolve_dtype(precision or spec.backbone.precision, device)
-    model = RankerModel(cast_parameters(backbone, dtype), head)
-    return model.to(device).eval().requires_grad_(False)
+    return load_backbone(backbone_folder, spec.backbone.num_layers, torch.float32)
+
+
+def _for_inference(
+    backbone: torch.nn.Module, head: torch.nn.Module, dtype: torch.dtype, device: torch.device
+) -> RankerModel:
+    return RankerModel(cast_parameters(backbone, dtype), head).to(device).eval().requires_grad_(False)
 
 
 def _load_head(folder: Path, head: torch.nn.Module) -> None:
@@ -197,7 +215,9 @@ def _check_manifest(folder: Path) -> None:
     manifest = _read_json(folder / MANIFEST_FILE)
     for needed in (SPEC_FILE, HEAD_FILE):
         if needed not in manifest:
-            raise ArtifactError(f"artifact {str(folder)!r}: {MANIFEST_FILE} lists no {needed}: it is no ranker artifact")
+            raise ArtifactError(
+                f"artifact {str(folder)!r}: {MANIFEST_FILE} lists no {needed}: it is no ranker artifact"
+            )
     found = _manifest(folder)
     for name, expected in manifest.items():
         if name not in found:
@@ -213,7 +233,9 @@ def _read_json(path: Path) -> dict[str, object]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise ArtifactError(f"artifact {str(path.parent)!r}: {path.name} is missing: it is no ranker artifact") from None
+        raise ArtifactError(
+            f"artifact {str(path.parent)!r}: {path.name} is missing: it is no ranker artifact"
+        ) from None
     except ValueError as error:
         raise ArtifactError(f"artifact {str(path.parent)!r}: {path.name} is no JSON ({error}): copy it again") from None
     if not isinstance(values, dict):

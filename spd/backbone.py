@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -105,6 +105,11 @@ def backbone_sha256(folder: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def cache_folder() -> Path:
+    """Return where converted backbones and fetched artifacts are kept: `$SPD_CACHE`, by default `~/.cache/spd`."""
+    return Path(os.environ.get("SPD_CACHE", "~/.cache/spd")).expanduser()
+
+
 def file_sha256(path: Path) -> str:
     """Return the hex sha256 of a file."""
     with path.open("rb") as file:
@@ -130,7 +135,9 @@ def load_backbone(folder: Path, num_layers: int | None, dtype: torch.dtype) -> P
     except (OSError, ValueError) as error:
         raise ArtifactError(f"no backbone can be read from {str(folder)!r}: {str(error).splitlines()[0]}") from None
     _keep_layers(backbone, num_layers)
-    return backbone.requires_grad_(False)
+    for parameter in backbone.parameters():
+        parameter.requires_grad = False
+    return backbone
 
 
 def add_adapter(backbone: PreTrainedModel, adapter: AdapterConfig) -> nn.Module:
@@ -138,7 +145,7 @@ def add_adapter(backbone: PreTrainedModel, adapter: AdapterConfig) -> nn.Module:
     if adapter.rank == 0:
         return backbone
     config = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules="all-linear", bias="none")
-    model: PeftModel = get_peft_model(backbone, config)
+    model: nn.Module = get_peft_model(backbone, config)
     return model
 
 
@@ -185,7 +192,7 @@ def _convert_gguf(file: Path) -> Path:
     """Return the cache folder that holds `file` as safetensors, converting it on first use (written aside, renamed)."""
     if file.suffix != ".gguf":
         raise ArtifactError(f"backbone.source={str(file)!r} is a file but no .gguf: name a folder, GGUF file or hub id")
-    cache = Path(os.environ.get("SPD_CACHE", "~/.cache/spd")).expanduser() / "backbones"
+    cache = cache_folder() / "backbones"
     target = cache / f"{file.stem}-{file_sha256(file)[:16]}"
     if target.is_dir():
         return target
@@ -208,7 +215,7 @@ def _write_dequantised(file: Path, folder: Path) -> None:
         loaded = AutoModel.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # on a broken file the parser raises whatever it stumbles over
         raise ArtifactError(f"{str(file)!r} is no readable GGUF backbone: {str(error).splitlines()[0]}") from None
     plain = type(loaded)(config)
     plain.load_state_dict(loaded.state_dict())

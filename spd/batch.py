@@ -19,13 +19,11 @@ class Batch:
     """Slates side by side.
 
     input_ids: int64 [B, L]. readout: int64 [B, N]. candidate_mask: bool [B, N], True = a real candidate.
-    num_tokens: real tokens, without padding.
     """
 
     input_ids: Tensor
     readout: Tensor
     candidate_mask: Tensor
-    num_tokens: int
 
     @property
     def num_candidates(self) -> list[int]:
@@ -33,18 +31,12 @@ class Batch:
         sizes: list[int] = self.candidate_mask.sum(1).tolist()
         return sizes
 
-    @property
-    def padding_share(self) -> float:
-        """Share of the batch's tokens that are padding, 0..1."""
-        return 1.0 - self.num_tokens / self.input_ids.numel()
-
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`."""
         return Batch(
             input_ids=self.input_ids.to(device),
             readout=self.readout.to(device),
             candidate_mask=self.candidate_mask.to(device),
-            num_tokens=self.num_tokens,
         )
 
 
@@ -63,7 +55,6 @@ def collate(slates: Sequence[EncodedSlate]) -> Batch:
         input_ids=torch.from_numpy(input_ids),
         readout=torch.from_numpy(readout),
         candidate_mask=torch.from_numpy(mask),
-        num_tokens=sum(len(slate.input_ids) for slate in slates),
     )
 
 

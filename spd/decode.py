@@ -39,8 +39,12 @@ def decode_scores(
     if not np.isfinite(scores).all():
         raise DataError("the score matrix holds NaN or infinity: the artifact is broken or its dtype overflowed")
     gain = expected_gain(scores, tau, num_iterations)
-    orders = {"lap": lap_order, "greedy": greedy_order, "expected": lambda _: _descending(gain)}
-    order = orders[decoder](scores)
+    if decoder == "lap":
+        order = lap_order(scores)
+    elif decoder == "greedy":
+        order = greedy_order(scores)
+    else:
+        order = np.argsort(-gain, kind="stable")
     return Ranking(
         order=tuple(order.tolist()),
         relevance_score=tuple(non_increasing(gain[order]).tolist()),
@@ -53,7 +57,8 @@ def lap_order(scores: NDArray[np.float32]) -> NDArray[np.int64]:
     scale = max(float(np.abs(scores).max()), 1.0)
     cost = scale * FLOAT32_RESOLUTION * _displacement(len(scores)) - scores.astype(np.float64)
     _, _, candidate_of_position = lap.lapjv(cost)
-    return candidate_of_position.astype(np.int64)
+    order: NDArray[np.int64] = candidate_of_position.astype(np.int64)
+    return order
 
 
 def greedy_order(scores: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -91,13 +96,9 @@ def is_degenerate(scores: NDArray[np.float32]) -> bool:
     return len(scores) > 1 and bool(np.allclose(scores, scores[0], rtol=1e-6, atol=1e-6))
 
 
-def _descending(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.argsort(-values, kind="stable")
-
-
 @lru_cache(maxsize=512)
 def _displacement(size: int) -> NDArray[np.float64]:
-    """Return float64 [n, n] in 0..1/n: squared distance from the input place, so that among ties the input order wins."""
+    """Return float64 [n, n] in 0..1/n: squared distance from the input place: ties go to the input order."""
     places = np.arange(size, dtype=np.float64)
     cost = (places[:, None] - places[None, :]) ** 2 / max(size, 1) ** 3
     cost.setflags(write=False)

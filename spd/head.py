@@ -107,7 +107,8 @@ class _Block(nn.Module):
 
 
 def _split_heads(x_BTW: Tensor) -> Tensor:
-    return x_BTW.unflatten(-1, (NUM_ATTENTION_HEADS, -1)).transpose(1, 2)
+    batch, length, width = x_BTW.shape
+    return x_BTW.view(batch, length, NUM_ATTENTION_HEADS, width // NUM_ATTENTION_HEADS).transpose(1, 2)
 
 
 class _Linear32(nn.Linear):

@@ -3,8 +3,6 @@
 B slates, N candidates, K rank positions, L tokens, D hidden.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -44,4 +42,4 @@ def parameter_counts(model: RankerModel) -> dict[str, int]:
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that train, by name."""
-    return {name: cast(nn.Parameter, p) for name, p in model.named_parameters() if p.requires_grad}
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -86,9 +86,7 @@ class Encoder:
         return EncodedSlate(
             input_ids=np.array(input_ids, dtype=np.int32),
             readout=np.array(readout, dtype=np.int32),
-            num_truncated=sum(
-                len(ids) > min(length, cap) for ids, length in zip(candidate_ids, lengths, strict=True)
-            ),
+            num_truncated=sum(len(ids) > min(length, cap) for ids, length in zip(candidate_ids, lengths, strict=True)),
             query_truncated=len(query_ids) > len(short_query_ids),
         )
 
@@ -109,7 +107,7 @@ def fair_cap(lengths: Sequence[int], budget: int) -> int:
     remaining = budget
     for place, length in enumerate(sorted(lengths)):
         share = remaining // (len(lengths) - place)
-        if length >= share:
+        if length > share:
             return max(share, 0)
         remaining -= length
     raise AssertionError("some length exceeds its share when the sum exceeds the budget")

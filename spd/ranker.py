@@ -1,7 +1,7 @@
 """The one inference path, three verbs: `encode` (slates -> Batch), `score` (Batch -> matrices), `decode` (-> rankings).
 
-    >>> ranker = Ranker.from_pretrained("runs/demo/artifact")
-    >>> ranker.rank("space opera", ["Star Wars", "Fargo", "Alien"], top_n=2)
+>>> ranker = Ranker.from_pretrained("runs/demo/artifact")
+>>> ranker.rank("space opera", ["Star Wars", "Fargo", "Alien"], top_n=2)
 """
 
 from collections.abc import Iterator, Sequence

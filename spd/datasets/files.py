@@ -53,7 +53,7 @@ def write_slates(
     """
     if rows_per_file < 1:
         raise DataError(f"rows_per_file={rows_per_file} must be at least 1: the default is 10000")
-    filesystem, folder = _resolve(uri)
+    filesystem, folder = resolve_uri(uri)
     old_parts = _check_target(filesystem, folder, overwrite)
     if isinstance(filesystem, pafs.LocalFileSystem):
         return _write_local(slates, filesystem, Path(folder), rows_per_file)
@@ -63,7 +63,7 @@ def write_slates(
     return _write_parts(slates, filesystem, folder, rows_per_file)
 
 
-def _resolve(uri: str | Path) -> tuple[pafs.FileSystem, str]:
+def resolve_uri(uri: str | Path) -> tuple[pafs.FileSystem, str]:
     """Return the file system and the path inside it."""
     text = str(uri)
     if "://" not in text:
@@ -83,8 +83,8 @@ def _resolve(uri: str | Path) -> tuple[pafs.FileSystem, str]:
 
 def _located_rows(uri: str | Path) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield each row with its place, `file:number` from 1."""
-    filesystem, path = _resolve(uri)
-    for file in _list_files(filesystem, path, str(uri)):
+    filesystem, path = resolve_uri(uri)
+    for file in list_slate_files(filesystem, path, str(uri)):
         rows = _parquet_rows if file.endswith(".parquet") else _json_rows
         try:
             yield from ((f"{file}:{number}", row) for number, row in rows(filesystem, file))
@@ -92,7 +92,7 @@ def _located_rows(uri: str | Path) -> Iterator[tuple[str, dict[str, object]]]:
             raise DataError(f"{file} can't be read ({_one_line(error)}): write it again, or remove it") from error
 
 
-def _list_files(filesystem: pafs.FileSystem, path: str, uri: str) -> list[str]:
+def list_slate_files(filesystem: pafs.FileSystem, path: str, uri: str) -> list[str]:
     """Return the slate files at the path, sorted by name; DataError if there is none."""
     try:
         info = filesystem.get_file_info(path)

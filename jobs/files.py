@@ -1,0 +1,60 @@
+"""Files that jobs read and write, at local paths and URIs alike."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.fs as pafs
+
+from spd.datasets.files import list_slate_files, resolve_uri
+from spd.errors import DataError
+from spd.slate import REQUIRED_COLUMNS
+
+
+def write_json(uri: str | Path, values: Mapping[str, object]) -> None:
+    """Write the values as JSON, aside and renamed; raises ValueError on NaN or infinity, which JSON does not have."""
+    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
+    filesystem, path = resolve_uri(uri)
+    folder, _, name = path.rpartition("/")
+    filesystem.create_dir(folder)
+    aside = f"{folder}/.{name}.part"
+    with filesystem.open_output_stream(aside) as file:
+        file.write(text.encode())
+    filesystem.move(aside, path)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Return the JSON object of a file that a job wrote."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(values, dict)
+    return values
+
+
+def open_slates(uri: str) -> pads.Dataset:
+    """Return the Parquet slates of a folder or URI, unread.
+
+    Raises DataError if it cannot be listed or read, is no Parquet, or lacks a column that a slate needs.
+    """
+    filesystem, path = resolve_uri(uri)
+    files = list_slate_files(filesystem, path, uri)
+    other = [file for file in files if not file.endswith(".parquet")]
+    if other:
+        raise DataError(f"{other[0]!r} is no Parquet: convert it with jobs.prepare (dataset='files')")
+    try:
+        dataset = pads.dataset(files, filesystem=filesystem, format="parquet")
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{uri!r} is no readable Parquet ({str(error).splitlines()[0]}): write it again") from None
+    missing = [name for name in REQUIRED_COLUMNS if name not in dataset.schema.names]
+    if missing:
+        raise DataError(
+            f"{uri!r}: column {missing[0]!r} is missing: a slate needs {', '.join(REQUIRED_COLUMNS)}, "
+            f"the files have {', '.join(dataset.schema.names) or 'none'}"
+        )
+    return dataset
+
+
+def is_local(filesystem: pafs.FileSystem) -> bool:
+    """Return whether a folder can be renamed there: object stores cannot."""
+    return isinstance(filesystem, pafs.LocalFileSystem)

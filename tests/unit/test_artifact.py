@@ -1,0 +1,116 @@
+"""The artifact: it comes back as it went, holds no pickle, and refuses whatever does not match."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from spd.artifact import load_spec, model_version
+from spd.errors import ArtifactError, DataError
+from spd.ranker import Ranker
+from tests.conftest import build_tiny_artifact, build_tiny_backbone, make_slate
+
+
+@pytest.fixture
+def copy(tiny_artifact: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny artifact to spoil."""
+    return Path(shutil.copytree(tiny_artifact, tmp_path / "artifact"))
+
+
+def rewrite_manifest(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
+    """Change ranker.json as a person would, and mend its sum in the manifest."""
+    from spd.backbone import file_sha256
+
+    spec = json.loads((folder / "ranker.json").read_text())
+    change(spec)
+    (folder / "ranker.json").write_text(json.dumps(spec))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["ranker.json"] = file_sha256(folder / "ranker.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_the_folder_holds_what_it_promises_and_no_pickle(tiny_artifact: Path) -> None:
+    names = {path.name for path in tiny_artifact.iterdir()}
+
+    assert {"ranker.json", "head.safetensors", "adapter_model.safetensors", "manifest.json"} <= names
+    assert not any(name.endswith((".bin", ".pt", ".pth", ".pkl")) for name in names)
+
+
+def test_loading_twice_ranks_alike(tiny_artifact: Path, tiny_ranker: Ranker) -> None:
+    again = Ranker.from_pretrained(tiny_artifact, device=torch.device("cpu"))
+    slate = make_slate(9)
+
+    assert again.rank_slates([slate]) == tiny_ranker.rank_slates([slate])
+    assert again.version == model_version(tiny_artifact)
+
+
+def test_rank_gives_the_prefix_of_the_full_ranking(tiny_ranker: Ranker) -> None:
+    documents = [f"movie {i}" for i in range(9)]
+
+    full, top = tiny_ranker.rank("space", documents), tiny_ranker.rank("space", documents, top_n=3)
+
+    assert top == full[:3]
+    assert sorted(place.index for place in full) == list(range(9))
+    assert [place.document for place in full] == [documents[place.index] for place in full]
+
+
+def test_rank_refuses_no_documents_and_too_many(tiny_ranker: Ranker) -> None:
+    with pytest.raises(DataError, match="has no candidate"):
+        tiny_ranker.rank("q", [])
+    with pytest.raises(DataError, match="33 candidates exceed 32"):
+        tiny_ranker.rank("q", ["x"] * 33)
+
+
+@pytest.mark.parametrize("name", ["head.safetensors", "adapter_model.safetensors", "tokenizer.json", "ranker.json"])
+def test_a_corrupt_or_missing_file_is_named(copy: Path, name: str) -> None:
+    with (copy / name).open("r+b") as file:
+        file.seek(20)
+        file.write(b"\x00\x01")
+    with pytest.raises(ArtifactError, match=f"{name} has sha256 .* corrupt or was edited"):
+        load_spec(copy)
+
+    (copy / name).unlink()
+    with pytest.raises(ArtifactError, match=f"{name} is missing"):
+        load_spec(copy)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_positions", 16, "head.safetensors does not fit ranker.json"),
+        ("head", "linear", "head.safetensors does not fit ranker.json"),
+        ("head", "quadratic", "head='quadratic' must be one of"),
+        ("format_version", 99, "format_version=99, this release reads 1"),
+        ("backbone_sha256", "0" * 64, "the artifact was trained on 000000000000"),
+        ("instruction", "x", "instruction is no known key"),
+    ],
+)
+def test_a_spec_that_does_not_match_says_which(copy: Path, key: str, value: object, message: str) -> None:
+    rewrite_manifest(copy, lambda spec: spec.update({key: value}))
+
+    with pytest.raises(ArtifactError, match=message):
+        Ranker.from_pretrained(copy)
+
+
+def test_another_backbone_is_refused(copy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    build_tiny_backbone(other)
+    (other / "config.json").write_text((other / "config.json").read_text().replace("8192", "4096"))
+
+    with pytest.raises(ArtifactError, match="point it at that backbone, or train again"):
+        Ranker.from_pretrained(copy, backbone_source=str(other))
+
+
+def test_not_an_artifact(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is no folder"):
+        load_spec(tmp_path / "absent")
+    with pytest.raises(ArtifactError, match=r"manifest\.json is missing"):
+        load_spec(tmp_path)
+
+
+def test_an_existing_folder_is_never_overwritten(tiny_backbone: Path, copy: Path) -> None:
+    with pytest.raises(ArtifactError, match="exists: choose another"):
+        build_tiny_artifact(tiny_backbone, copy)
