@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, get_type_hints
 
@@ -40,6 +41,7 @@ def run_job(
     What a user can mend prints as one line on stderr and exits with 2.
     """
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET_ENVIRONMENT.items()})
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries among themselves
     arguments = _parser(doc, config_type).parse_args(argv)
     try:
         config = load_config(config_type, arguments.config, arguments.set)

@@ -31,6 +31,8 @@ from spd.slate import Slate
 
 TABLE_METRICS = ("auc", "ndcg@10", "r@1", "r@10", "mrr", "kendall_tau")
 
+TABLE_WIDTH = 170
+
 Orders = Sequence[Sequence[int]]
 EstimateValues = Mapping[str, float | None]
 Metrics = Mapping[str, Mapping[str, EstimateValues]]
@@ -85,8 +87,9 @@ def evaluate(ranker: Ranker, slates: Sequence[Slate], config: EvaluateConfig) ->
     """Return the orders to compare, by name; every decoder reads the same score matrices."""
     rng = np.random.default_rng(config.seed)
     matrices = _score(ranker, slates, config.batch_tokens, "student")
+    print(f"evaluate: the student decodes by {ranker.spec.decoder!r}, other decoders read the same matrices")
     rows: dict[str, Orders] = {"student": [ranker.decode_one(scores).order for scores in matrices]}
-    for decoder in DECODERS:
+    for decoder in (name for name in DECODERS if name != ranker.spec.decoder):
         rows[f"student ({decoder})"] = [ranker.decode_one(scores, decoder).order for scores in matrices]
     if config.compare_untrained:
         model = build_untrained_model(ranker.spec, default_device(), config.seed, config.precision)
@@ -124,12 +127,12 @@ def comparisons(
 def print_table(metrics: Metrics) -> None:
     """Print one row a contender: value and 95% interval of each metric."""
     table = Table(title="slate averages with 95% intervals")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in TABLE_METRICS:
         table.add_column(name, justify="right", no_wrap=True)
     for name, row in metrics.items():
         table.add_row(name, *(_cell(row[key]) for key in TABLE_METRICS))
-    Console(width=None if Console().is_terminal else 140).print(table)
+    Console(width=None if Console().is_terminal else TABLE_WIDTH).print(table)
 
 
 def describe(config: EvaluateConfig) -> Mapping[str, object]:

@@ -18,6 +18,7 @@ import pyarrow.fs as pafs
 import ray.data
 import ray.train
 import torch
+from ray.train import LoggingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from jobs.cli import run_job
@@ -136,6 +137,7 @@ def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> Tor
             storage_path=storage,
             storage_filesystem=filesystem,
             failure_config=ray.train.FailureConfig(max_failures=config.max_failures),
+            logging_config=LoggingConfig(log_level="WARNING"),  # the workers write this job's own lines
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=config.checkpoint.num_to_keep),
         ),
     )

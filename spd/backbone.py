@@ -11,6 +11,8 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +21,10 @@ from typing import Literal
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from spd.errors import ArtifactError, ConfigError
 
@@ -131,7 +134,8 @@ def load_backbone(folder: Path, num_layers: int | None, dtype: torch.dtype) -> P
     Raises ArtifactError if the folder cannot be read, ConfigError if it has fewer layers.
     """
     try:
-        backbone: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        with _no_progress_bar():
+            backbone: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"no backbone can be read from {str(folder)!r}: {str(error).splitlines()[0]}") from None
     _keep_layers(backbone, num_layers)
@@ -209,15 +213,29 @@ def _convert_gguf(file: Path) -> Path:
     return target
 
 
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep transformers' bars (a line for every load in every worker) off for a while."""
+    was_on = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            enable_progress_bar()
+
+
 def _write_dequantised(file: Path, folder: Path) -> None:
     """Write `file` as a plain float32 checkpoint: the model that transformers loads from GGUF refuses to be saved."""
     try:
-        loaded = AutoModel.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        with _no_progress_bar():
+            loaded = AutoModel.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # on a broken file the parser raises whatever it stumbles over
         raise ArtifactError(f"{str(file)!r} is no readable GGUF backbone: {str(error).splitlines()[0]}") from None
     plain = type(loaded)(config)
     plain.load_state_dict(loaded.state_dict())
-    plain.save_pretrained(folder)
+    with _no_progress_bar():
+        plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
