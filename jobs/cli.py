@@ -25,6 +25,7 @@ QUIET_ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",  # of libraries among themselves
 }
 """No usage statistics or telemetry leave the machine; set before Ray, MLflow or a hub client is imported."""
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
 from jobs.cli import run_job
 from jobs.files import write_json
+from jobs.progress import progress
 from jobs.tracking import Tracker, TrackingConfig, absolute, fetch_artifact
 from spd.artifact import build_untrained_model, load_spec
 from spd.backbone import Precision, default_device
@@ -152,10 +152,9 @@ def _load_slates(config: EvaluateConfig) -> list[Slate]:
 
 
 def _score(ranker: Ranker, slates: Sequence[Slate], batch_tokens: int, what: str) -> list[NDArray[np.float32]]:
-    """Return each slate's score matrix, in the order given; a bar on a terminal."""
+    """Return each slate's score matrix, in the order given."""
     scored: Iterable[tuple[int, NDArray[np.float32]]] = ranker.score_slates(slates, batch_tokens)
-    matrices = dict(tqdm(scored, total=len(slates), desc=f"score ({what})", unit="slate", disable=None))
-    print(f"evaluate: {what}: {len(slates)} slates scored")
+    matrices = dict(progress(scored, len(slates), f"evaluate: score the slates ({what})"))
     return [matrices[index] for index in range(len(slates))]
 
 

@@ -5,7 +5,7 @@ from types import TracebackType
 
 import psutil
 
-INTERVAL_S = 2.0
+INTERVAL_S = 15.0  # reading the sizes walks every page: each 2 s it took most of a core
 
 
 class MemoryWatch:

@@ -8,17 +8,17 @@ Writes OUTPUT/train, OUTPUT/eval and OUTPUT/summary.json. MovieLens-100K lies in
 `make assets` installs; for the other data sets point `source` at a folder of their public raw files.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tqdm import tqdm
-
 from jobs.cli import run_job
 from jobs.files import write_json
+from jobs.progress import progress
+from jobs.tracking import Tracker, TrackingConfig, absolute
 from spd.backbone import resolve_package
-from spd.config import config_to_dict
+from spd.config import config_to_dict, flatten
 from spd.datasets.amazon_beauty import AmazonBeautyConfig, load_amazon_beauty
 from spd.datasets.files import read_slates, write_slates
 from spd.datasets.movielens import MovieLensConfig, load_movielens
@@ -52,6 +52,7 @@ class PrepareConfig:
     movielens: MovieLensConfig = field(default_factory=MovieLensConfig)
     amazon_beauty: AmazonBeautyConfig = field(default_factory=AmazonBeautyConfig)
     ms_marco: MsMarcoConfig = field(default_factory=MsMarcoConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def problems(self) -> list[str]:
         found = [] if self.rows_per_file > 0 else [f"rows_per_file={self.rows_per_file} must be at least 1"]
@@ -79,9 +80,10 @@ def run(config: PrepareConfig) -> dict[str, object]:
     }
     for name, slates in (("train", splits.train), ("eval", splits.eval)):
         if slates:
-            rows = _progress(slates, f"write {name}")
+            rows = progress(slates, len(slates), f"prepare: write {name}")
             write_slates(rows, f"{output}/{name}", rows_per_file=config.rows_per_file, overwrite=config.overwrite)
     write_json(f"{output}/{SUMMARY_FILE}", summary)
+    _track(config, splits)
     print(f"prepare: {len(splits.train)} training and {len(splits.eval)} evaluation slates in {output}")
     return summary
 
@@ -122,15 +124,16 @@ def summarise(slates: Sequence[Slate]) -> dict[str, object]:
 def _read(uri: str | None) -> list[Slate]:
     if uri is None:
         return []
-    slates = list(_progress(read_slates(uri), f"read {uri}"))
+    slates = list(progress(read_slates(uri), None, f"prepare: read {uri}"))
     if not slates:
         raise DataError(f"{uri!r} holds no slate: name a file or folder with at least one")
     return slates
 
 
-def _progress(slates: Sequence[Slate] | Iterator[Slate], what: str) -> Iterator[Slate]:
-    """Yield the slates under a bar on a terminal; elsewhere the job's last line says what was done."""
-    yield from tqdm(slates, desc=what, unit="slate", disable=None)
+def _track(config: PrepareConfig, splits: DataSplits) -> None:
+    tracker = Tracker.open(absolute(config.tracking), f"prepare-{config.dataset}", flatten(config_to_dict(config)))
+    tracker.log_metrics({"num_train_slates": len(splits.train), "num_eval_slates": len(splits.eval)})
+    tracker.finish()
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from jobs.cli import run_job
 from jobs.cluster import start_ray
 from jobs.files import open_slates
+from jobs.progress import shows_bar
 from jobs.tracking import Tracker, absolute
 from jobs.train_config import TrainConfig, deepspeed_config
 from jobs.train_data import DataSummary, scan_training_data
-from jobs.train_loop import ARTIFACT_FOLDER, WorkerPlan, build_model, shows_bar, train_worker
+from jobs.train_loop import ARTIFACT_FOLDER, WorkerPlan, build_model, train_worker
 from spd.artifact import RankerSpec, load_spec, model_version
 from spd.backbone import backbone_sha256, default_device, resolve_backbone, resolve_dtype
 from spd.config import config_to_dict, flatten
@@ -51,7 +52,7 @@ def run(config: TrainConfig) -> Path:
     filesystem, storage = resolve_uri(config.storage)
     _claim_name(config, filesystem, f"{storage}/{config.name}")
     tracking = absolute(config.tracking)
-    params = flatten(config_to_dict(config)) | {"data.digest": summary.digest, "data.num_slates": summary.num_slates}
+    params = flatten(config_to_dict(config)) | flatten({"data": config_to_dict(summary)})
     tracker = Tracker.open(tracking, config.name, params)
     plan = WorkerPlan(
         config=replace(config, tracking=tracking),
@@ -60,7 +61,8 @@ def run(config: TrainConfig) -> Path:
         run_id=tracker.run_id,
         show_bar=shows_bar(),
     )
-    print(f"train: {summary.num_slates} slates, {plan.total_steps} steps of {config.global_batch_slates}")
+    skipped = f" ({summary.num_unlabelled} without a teacher left out)" if summary.num_unlabelled else ""
+    print(f"train: {summary.num_slates} slates{skipped}, {plan.total_steps} steps of {config.global_batch_slates}")
     start_ray(config.workers)
     try:
         result = _trainer(plan, filesystem, storage).fit()
@@ -82,7 +84,7 @@ def check(config: TrainConfig) -> tuple[DataSummary, RankerSpec]:
     if config.adapter.rank == 0 and config.optimizer.head_lr == 0:
         raise ConfigError("adapter.rank=0 and optimizer.head_lr=0 leave nothing to train: set one of them")
     open_slates(config.train)
-    summary = scan_training_data(config.train, config.head.num_positions)
+    summary = scan_training_data(config)
     spec = RankerSpec(
         backbone=config.backbone,
         backbone_sha256=backbone_sha256(resolve_backbone(config.backbone.source)),

@@ -86,6 +86,8 @@ class TrainConfig:
     """Name of the run; the same name goes on where an unfinished run stopped."""
     train: str
     """Parquet slates with `teacher_ranking`: a folder or URI."""
+    unlabelled: Literal["error", "skip"] = "error"
+    """What to do with a slate without teacher_ranking: refuse the run, or train without it (counted)."""
     output: str
     """Folder for the artifact; must not exist."""
     storage: str = "runs"

@@ -11,6 +11,7 @@ import ray
 import torch
 from torch import Tensor
 
+from jobs.progress import progress
 from jobs.train_config import TrainConfig
 from spd.batch import Batch, collate
 from spd.datasets.files import read_slates
@@ -26,8 +27,13 @@ class DataSummary:
     """What the scan before training found."""
 
     num_slates: int
+    """Slates that will be trained on."""
+    num_unlabelled: int
+    """Slates left out, for want of a teacher_ranking."""
     max_candidates: int
+    """Candidates of the largest."""
     digest: str
+    """Identity of ids and targets, in the order of the files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,23 +49,32 @@ class MicroBatch:
     weight: Tensor
 
 
-def scan_training_data(uri: str, num_positions: int) -> DataSummary:
-    """Read the data once and return its size and digest.
+def scan_training_data(config: TrainConfig) -> DataSummary:
+    """Read the data once and return what is in it.
 
-    Raises DataError for a broken row, a repeated request_id, a slate without teacher or with more than K candidates.
+    Raises DataError for a broken row, a repeated request_id, a slate with more than K candidates, or one without a
+    teacher unless those are to be skipped.
     """
     ids: list[str] = []
     digest = hashlib.sha256()
-    largest = 0
-    for slate in read_slates(uri):
-        _check_trainable(slate, num_positions)
+    largest = num_unlabelled = 0
+    for slate in progress(read_slates(config.train), None, "train: check the slates"):
         ids.append(slate.request_id)
+        if not slate.teacher_ranking and config.unlabelled == "skip":
+            num_unlabelled += 1
+            continue
+        _check_trainable(slate, config.head.num_positions)
         digest.update(repr((slate.request_id, slate.teacher_ranking)).encode())
         largest = max(largest, len(slate.candidates))
-    if not ids:
-        raise DataError(f"data.train={uri!r} holds no slate: run jobs.prepare, or point it at another folder")
+    if len(ids) == num_unlabelled:
+        raise DataError(f"train={config.train!r} holds no slate with a teacher_ranking: prepare or label it first")
     check_unique(ids)
-    return DataSummary(num_slates=len(ids), max_candidates=largest, digest=digest.hexdigest()[:16])
+    return DataSummary(
+        num_slates=len(ids) - num_unlabelled,
+        num_unlabelled=num_unlabelled,
+        max_candidates=largest,
+        digest=digest.hexdigest()[:16],
+    )
 
 
 def epoch_order(slates: Iterator[Slate], window_slates: int, seed: int, epoch: int) -> Iterator[Slate]:
@@ -147,12 +162,15 @@ def _check_trainable(slate: Slate, num_positions: int) -> None:
             f"set head.num_positions={len(slate.candidates)} or more, or shorten the slates"
         )
     if not slate.teacher_ranking:
-        raise DataError(f"{where}: teacher_ranking is null: training needs a teacher's order; label the slates first")
+        raise DataError(
+            f"{where}: teacher_ranking is null: training needs a teacher's order: label it, "
+            "or set unlabelled='skip' to train without it"
+        )
 
 
 def _stream(dataset: ray.data.DataIterator) -> Iterator[Slate]:
     for table in dataset.iter_batches(batch_size=READ_ROWS, batch_format="pyarrow", prefetch_batches=1):
-        yield from map(slate_from_row, table.to_pylist())
+        yield from (slate for slate in map(slate_from_row, table.to_pylist()) if slate.teacher_ranking)
 
 
 def _hash(seed: int, epoch: int, request_id: str) -> int:

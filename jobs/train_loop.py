@@ -242,8 +242,3 @@ def _write_line(line: str) -> None:
     """Write a line to the driver's log: Ray Train's patched `print` would write it twice."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def shows_bar() -> bool:
-    """Return whether progress bars make sense: only on a terminal."""
-    return sys.stdout.isatty()

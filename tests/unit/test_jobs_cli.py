@@ -84,7 +84,7 @@ ROW: dict[str, object] = {
         ([ROW | {"teacher_ranking": [0, 0]}], "teacher_ranking=(0, 0) is no permutation"),
         ([ROW | {"teacher_ranking": [0, 2]}], "teacher_ranking=(0, 2) is no permutation"),
         ([ROW | {"teacher_ranking": None}], "teacher_ranking is null: training needs a teacher's order"),
-        ([], "holds no slate"),
+        ([], "holds no slate with a teacher_ranking"),
     ],
 )
 def test_train_refuses_broken_rows(
