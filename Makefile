@@ -16,7 +16,7 @@ demo: install  ## raw data -> trained, evaluated, scored and served ranking (und
 	$(RUN) -m jobs.demo
 
 test: install  ## all tests but the GPU's: unit, laws, architecture, and those that start Ray (under 15 minutes)
-	$(RUN) -m pytest -m "not gpu"
+	$(RUN) -m pytest -m "not demo and not gpu"
 
 check: install  ## format, lint, types, fast tests
 	$(VENV)/bin/ruff format --check .

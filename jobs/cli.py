@@ -23,6 +23,7 @@ QUIET_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # the default of 7 backs off for minutes before it says so
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",  # of libraries among themselves

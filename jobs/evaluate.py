@@ -57,6 +57,8 @@ class EvaluateConfig:
     """Padded tokens of one forward."""
     precision: Precision | None = None
     """Dtype of the forward; null keeps the artifact's."""
+    backbone: str | None = None
+    """Where the artifact's backbone lies, if not where it was trained; must hold the same files."""
     seed: int = 0
     """Decides the random order, the untrained head and the bootstrap."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -71,7 +73,7 @@ def run(config: EvaluateConfig) -> dict[str, object]:
     """Evaluate; prints the table, returns (and stores) the results as JSON values."""
     slates = _load_slates(config)
     artifact = fetch_artifact(config.tracking, config.artifact)
-    ranker = Ranker.from_pretrained(artifact, precision=config.precision)
+    ranker = Ranker.from_pretrained(artifact, precision=config.precision, backbone_source=config.backbone)
     rows = evaluate(ranker, slates, config)
     metrics = metric_values(rows, slates, config.seed)
     report: dict[str, object] = {"slates": config.slates, "model_version": ranker.version, "metrics": metrics}
@@ -92,7 +94,7 @@ def evaluate(ranker: Ranker, slates: Sequence[Slate], config: EvaluateConfig) ->
     for decoder in (name for name in DECODERS if name != ranker.spec.decoder):
         rows[f"student ({decoder})"] = [ranker.decode_one(scores, decoder).order for scores in matrices]
     if config.compare_untrained:
-        model = build_untrained_model(ranker.spec, default_device(), config.seed, config.precision)
+        model = build_untrained_model(ranker.spec, default_device(), config.seed, config.precision, config.backbone)
         untrained = Ranker(ranker.spec, ranker.encoder, model, "untrained")
         matrices = _score(untrained, slates, config.batch_tokens, "untrained")
         rows["untrained"] = [untrained.decode_one(scores).order for scores in matrices]

@@ -55,6 +55,17 @@ def open_slates(uri: str) -> pads.Dataset:
     return dataset
 
 
+def read_request_ids(slates: pads.Dataset, uri: str) -> list[str]:
+    """Return the id of every row, in order; raises DataError if a file is broken or there is no row."""
+    try:
+        ids: list[str] = slates.to_table(columns=["request_id"])["request_id"].to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{uri!r} holds a broken file ({str(error).splitlines()[0]}): write it again") from None
+    if not ids:
+        raise DataError(f"{uri!r} holds no slate: name a folder with at least one")
+    return ids
+
+
 def is_local(filesystem: pafs.FileSystem) -> bool:
     """Return whether a folder can be renamed there: object stores cannot."""
     return isinstance(filesystem, pafs.LocalFileSystem)

@@ -18,10 +18,11 @@ import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import ray
 import ray.data
+from ray.data import ActorPoolStrategy
 
 from jobs.cli import run_job
 from jobs.cluster import WorkerConfig, start_ray
-from jobs.files import is_local, open_slates, write_json
+from jobs.files import is_local, open_slates, read_request_ids, write_json
 from jobs.score_stages import DecodeSlates, EncodeSlates, PrefillSlates
 from jobs.tracking import Tracker, TrackingConfig, absolute, fetch_artifact
 from spd.artifact import load_spec, model_version
@@ -53,6 +54,8 @@ class ScoreConfig:
     """Slates that go through the stages together."""
     precision: Precision | None = None
     """Dtype of the forward; null keeps the artifact's."""
+    backbone: str | None = None
+    """Where the artifact's backbone lies, if not where it was trained; must hold the same files."""
     max_error_rate: float = 1.0
     """Fail, with the output kept, when a larger share of rows has an error."""
     workers: WorkerConfig = field(default_factory=WorkerConfig)
@@ -108,9 +111,7 @@ def check(config: ScoreConfig) -> tuple[Path, int]:
         )
     artifact = fetch_artifact(config.tracking, config.artifact).absolute()
     load_spec(artifact)
-    ids: list[str] = open_slates(config.input).to_table(columns=["request_id"])["request_id"].to_pylist()
-    if not ids:
-        raise DataError(f"input={config.input!r} holds no slate: name a folder with at least one")
+    ids = read_request_ids(open_slates(config.input), config.input)
     check_unique(ids)
     return artifact, len(ids)
 
@@ -131,16 +132,22 @@ def pipeline(config: ScoreConfig, artifact: Path) -> ray.data.Dataset:
         batch_size=rows,
         batch_format="pyarrow",
         num_cpus=0.5,
-        concurrency=1,
+        compute=ActorPoolStrategy(size=1),
     )
     scored = encoded.map_batches(
         PrefillSlates,
-        fn_constructor_args=(folder, config.batch_tokens, config.precision, workers.cpus_per_worker),
+        fn_constructor_args=(
+            folder,
+            config.batch_tokens,
+            config.precision,
+            config.backbone,
+            workers.cpus_per_worker,
+        ),
         batch_size=rows,
         batch_format="pyarrow",
         num_cpus=cpus,
         num_gpus=gpus,
-        concurrency=workers.num_workers,
+        compute=ActorPoolStrategy(size=workers.num_workers),
     )
     return scored.map_batches(
         DecodeSlates,
@@ -148,7 +155,7 @@ def pipeline(config: ScoreConfig, artifact: Path) -> ray.data.Dataset:
         batch_size=rows,
         batch_format="pyarrow",
         num_cpus=0.5,
-        concurrency=1,
+        compute=ActorPoolStrategy(size=1),
     )
 
 

@@ -61,7 +61,11 @@ class EncodeSlates:
             slate = slate_from_row(row)
             encoded = encode_within(self._encoder, slate, self._spec.max_candidates)
         except DataError as error:
-            return {"request_id": row["request_id"], "error": f"{type(error).__name__}: {error}"}
+            request_id = row["request_id"]
+            return {
+                "request_id": None if request_id is None else str(request_id),
+                "error": f"{type(error).__name__}: {error}",
+            }
         return {
             "request_id": slate.request_id,
             "candidate_ids": [candidate.id for candidate in slate.candidates],
@@ -74,11 +78,13 @@ class EncodeSlates:
 class PrefillSlates:
     """Adds `scores` to each encoded row: forwards over microbatches of similar length under a token budget."""
 
-    def __init__(self, artifact: str, batch_tokens: int, precision: Precision | None, num_threads: int) -> None:
+    def __init__(
+        self, artifact: str, batch_tokens: int, precision: Precision | None, backbone: str | None, num_threads: int
+    ) -> None:
         torch.set_num_threads(num_threads)
         folder = Path(artifact)
         self._batch_tokens = batch_tokens
-        self._model = load_model(folder, load_spec(folder), default_device(), precision)
+        self._model = load_model(folder, load_spec(folder), default_device(), precision, backbone)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         rows = table.to_pylist()

@@ -125,6 +125,8 @@ class TrainConfig:
     def problems(self) -> list[str]:
         names = ("num_epochs", "global_batch_slates", "micro_batch_slates", "log_every_steps", "shuffle_window_slates")
         found = [f"{name}={getattr(self, name)} must be at least 1" for name in names if getattr(self, name) < 1]
+        if "://" in self.output:
+            found.append(f"output={self.output!r} must be a local folder: MLflow keeps the artifact for other machines")
         if self.max_steps is not None and self.max_steps < 1:
             found.append(f"max_steps={self.max_steps} must be at least 1, or null")
         per_round = self.micro_batch_slates * self.workers.num_workers

@@ -163,10 +163,14 @@ def load_model(
 
 
 def build_untrained_model(
-    spec: RankerSpec, device: torch.device, seed: int, precision: Precision | None = None
+    spec: RankerSpec,
+    device: torch.device,
+    seed: int,
+    precision: Precision | None = None,
+    backbone_source: str | None = None,
 ) -> RankerModel:
     """Return the spec's backbone as it came, under a head with fresh weights: what training is measured against."""
-    backbone = _load_backbone(spec, None)
+    backbone = _load_backbone(spec, backbone_source)
     torch.manual_seed(seed)
     head = build_head(spec.head, int(backbone.config.hidden_size), spec.num_positions)
     return _for_inference(backbone, head, resolve_dtype(precision or spec.backbone.precision, device), device)
@@ -208,7 +212,8 @@ def _save_adapter(folder: Path, state: Mapping[str, Tensor], model: PeftModel, s
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    return {path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE}
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return {name: file_sha256(folder / name) for name in names if name != MANIFEST_FILE}
 
 
 def _check_manifest(folder: Path) -> None:
@@ -219,6 +224,9 @@ def _check_manifest(folder: Path) -> None:
                 f"artifact {str(folder)!r}: {MANIFEST_FILE} lists no {needed}: it is no ranker artifact"
             )
     found = _manifest(folder)
+    unlisted = sorted(found.keys() - manifest.keys())
+    if unlisted:
+        raise ArtifactError(f"artifact {str(folder)!r}: {unlisted[0]} is not in {MANIFEST_FILE}: remove it")
     for name, expected in manifest.items():
         if name not in found:
             raise ArtifactError(f"artifact {str(folder)!r}: {name} is missing: copy the whole folder again")

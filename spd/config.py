@@ -4,6 +4,7 @@ Defaults < file < overrides. Unknown keys, wrong types and broken rules are coll
 """
 
 import dataclasses
+import datetime
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -84,9 +85,10 @@ def _apply_override(values: dict[str, object], override: str) -> None:
 def _parse_value(text: str) -> object:
     """Return the TOML value that `text` spells, or the text itself: `--set output=runs/a` needs no quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return None if text in ("null", "none") else text
+    return text if isinstance(value, datetime.date | datetime.time) else value  # output=2026-12-01 names a folder
 
 
 def _build(config_type: type, values: Mapping[str, object], prefix: str, problems: list[str]) -> object:

@@ -64,8 +64,10 @@ class Ranker:
     def rank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[RankedDocument]:
         """Return the documents best first, the first `top_n` of the full ranking.
 
-        Raises DataError for no documents, or for more than `spec.max_candidates`.
+        Raises DataError for no documents, top_n below 1, or for more than `spec.max_candidates`.
         """
+        if top_n is not None and top_n < 1:
+            raise DataError(f"top_n={top_n} must be at least 1, or None for all")
         candidates = tuple(Candidate(str(index), text) for index, text in enumerate(documents))
         slate = Slate(request_id="rank", query=query, candidates=candidates)
         ranking = self.rank_slates([slate])[0]

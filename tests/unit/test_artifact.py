@@ -62,6 +62,8 @@ def test_rank_refuses_no_documents_and_too_many(tiny_ranker: Ranker) -> None:
         tiny_ranker.rank("q", [])
     with pytest.raises(DataError, match="33 candidates exceed 32"):
         tiny_ranker.rank("q", ["x"] * 33)
+    with pytest.raises(DataError, match="top_n=0 must be at least 1"):
+        tiny_ranker.rank("q", ["x"], top_n=0)
 
 
 @pytest.mark.parametrize("name", ["head.safetensors", "adapter_model.safetensors", "tokenizer.json", "ranker.json"])
@@ -102,6 +104,13 @@ def test_another_backbone_is_refused(copy: Path, tmp_path: Path) -> None:
 
     with pytest.raises(ArtifactError, match="point it at that backbone, or train again"):
         Ranker.from_pretrained(copy, backbone_source=str(other))
+
+
+def test_a_file_that_the_manifest_does_not_list_is_refused(copy: Path) -> None:
+    (copy / "planted.json").write_text("{}")
+
+    with pytest.raises(ArtifactError, match=r"planted\.json is not in manifest\.json"):
+        load_spec(copy)
 
 
 def test_not_an_artifact(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ def test_an_override_needs_no_quotes_and_may_be_null() -> None:
     assert load_config(Outer, None, ["name=s3://bucket/x", "seed=null"]).name == "s3://bucket/x"
 
 
+def test_an_override_that_looks_like_a_date_stays_text() -> None:
+    assert load_config(Outer, None, ["name=2026-12-01"]).name == "2026-12-01"
+
+
 def test_a_whole_number_is_a_valid_float() -> None:
     assert load_config(Outer, None, ["name=a", "inner.learning_rate=1"]).inner.learning_rate == 1.0
 

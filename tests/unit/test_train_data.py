@@ -1,0 +1,92 @@
+"""Training data: orders that seed, epoch and id decide, shares of a batch, and targets that follow the shuffle."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.train_data import epoch_order, micro_batches, prefetch, shuffled, teacher_positions
+from spd.backbone import load_tokenizer
+from spd.prompt import Encoder, PromptConfig
+from spd.slate import Slate
+from tests.conftest import make_slate
+
+
+def labelled(number: int, size: int = 5) -> Slate:
+    return replace(make_slate(size, f"r{number}"), teacher_ranking=tuple(reversed(range(size))))
+
+
+@given(st.integers(0, 5), st.integers(0, 3))
+def test_shuffling_moves_targets_with_their_candidates(seed: int, epoch: int) -> None:
+    slate = replace(labelled(1), relevance=(0.0, 1.0, 2.0, 3.0, 4.0))
+
+    mixed = shuffled(slate, seed, epoch)
+
+    assert mixed.teacher_ranking is not None and mixed.relevance is not None
+    assert [mixed.candidates[i] for i in mixed.teacher_ranking] == [slate.candidates[i] for i in (4, 3, 2, 1, 0)]
+    assert {c.id: r for c, r in zip(mixed.candidates, mixed.relevance, strict=True)} == {
+        f"c{i}": float(i) for i in range(5)
+    }
+
+
+def test_orders_depend_on_seed_epoch_and_id_alone() -> None:
+    slates = [labelled(i) for i in range(30)]
+
+    def ids(order: list[Slate], window: int, seed: int, epoch: int) -> list[str]:
+        return [slate.request_id for slate in epoch_order(iter(order), window, seed, epoch)]
+
+    first = ids(slates, 100, 0, 0)
+    assert first == ids(slates[::-1], 100, 0, 0)
+    assert sorted(first) == sorted(slate.request_id for slate in slates)
+    assert first != ids(slates, 100, 0, 1) and first != ids(slates, 100, 1, 0)
+    large = labelled(0, size=20)
+    assert shuffled(large, 0, 0) == shuffled(large, 0, 0) != shuffled(large, 0, 1)
+
+
+def test_a_stream_larger_than_the_window_loses_nothing() -> None:
+    slates = [labelled(i) for i in range(25)]
+
+    ids = [slate.request_id for slate in epoch_order(iter(slates), 10, 0, 0)]
+
+    assert sorted(ids) == sorted(slate.request_id for slate in slates)
+    assert set(ids[:10]) == {f"r{i}" for i in range(10)}
+
+
+@pytest.mark.parametrize(("num_slates", "world_size"), [(8, 2), (7, 2), (1, 2), (5, 1), (8, 1)])
+def test_ranks_share_a_batch_with_weights_that_sum_to_one(
+    tiny_backbone: Path, num_slates: int, world_size: int
+) -> None:
+    encoder = Encoder(load_tokenizer(tiny_backbone), PromptConfig())
+    slates = [labelled(i, 3 + i % 3) for i in range(num_slates)]
+    num_micro = 8 // (2 * world_size)
+
+    shares = [micro_batches(slates, encoder, rank, world_size, 2, num_micro) for rank in range(world_size)]
+
+    assert all(len(share) == num_micro for share in shares)
+    weights = torch.cat([micro.weight for share in shares for micro in share])
+    assert weights.sum().item() == pytest.approx(1)
+    assert int((weights > 0).sum()) == num_slates
+
+
+def test_teacher_positions_by_hand() -> None:
+    full = replace(make_slate(3), teacher_ranking=(2, 0, 1))
+    prefix = replace(make_slate(2), teacher_ranking=(1,))
+
+    assert teacher_positions([full, prefix], 3).tolist() == [[1, 2, 0], [-1, 0, -1]]
+
+
+def test_prefetch_keeps_order_and_passes_errors_on() -> None:
+    def items() -> object:
+        yield from ([1], [2], [3])
+        raise ValueError("broken")
+
+    found: list[object] = []
+    with pytest.raises(ValueError, match="broken"):
+        for item in prefetch(items()):
+            found.append(item)
+    assert found == [[1], [2], [3]]
+    assert list(islice(prefetch(iter([[1]])), 5)) == [[1]]
