@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 def test_a_student_overfits_eight_slates(tiny_backbone: Path, head: HeadName) -> None:
     rng = np.random.default_rng(0)
     slates = [
-        replace(make_slate(n, f"r{n}", f"query {n}"), teacher_ranking=tuple(rng.permutation(n).tolist()))
-        for n in (5, 6, 7, 8, 5, 6, 7, 8)
+        replace(make_slate(n, f"r{i}", "abcdefgh"[i] * 4), teacher_ranking=tuple(rng.permutation(n).tolist()))
+        for i, n in enumerate((5, 6, 7, 8, 5, 6, 7, 8))
     ]
     torch.manual_seed(0)
     backbone = add_adapter(load_backbone(tiny_backbone, None, torch.float32), AdapterConfig(rank=8, alpha=16))
