@@ -10,13 +10,16 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: demo test check clean install assets
+.PHONY: demo test test-full check clean install assets
 
 demo: install  ## raw data -> trained, evaluated, scored and served ranking (under 15 minutes on 2 cores)
 	$(RUN) -m jobs.demo
 
 test: install  ## all tests but the GPU's: unit, laws, architecture, and those that start Ray (under 15 minutes)
 	$(RUN) -m pytest -m "not demo and not gpu"
+
+test-full: test  ## and the whole demo, against the numbers it must reach
+	$(RUN) -m pytest -m demo
 
 check: install  ## format, lint, types, fast tests
 	$(VENV)/bin/ruff format --check .

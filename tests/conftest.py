@@ -17,6 +17,12 @@ from spd.slate import Candidate, Slate
 TRAINING_TEXT = ["Rank the candidates by how well they suit the query.", "Star Wars", "Fargo", "Toy Story", "[1] > [2]"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Keep torch on one thread: tiny tensors gain nothing from two, and lose much beside another busy process."""
+    torch.set_num_threads(1)
+
+
 def build_tiny_backbone(folder: Path) -> None:
     """Write a 2-layer Llama (about 35k parameters) with a byte-level tokenizer into `folder`."""
     tokenizer = Tokenizer(models.BPE())

@@ -1,4 +1,4 @@
-"""`make demo`, and the numbers that it must reach (issue 2). Takes about a quarter of an hour: CI runs it by itself."""
+"""`make demo`, and the numbers that it must reach (issue 2). Takes about a quarter of an hour."""
 
 import json
 import subprocess
