@@ -17,6 +17,7 @@ from spd.errors import SpdError
 Config = TypeVar("Config")
 
 USER_ERROR = 2
+INTERRUPTED = 130
 
 QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -54,6 +55,9 @@ def run_job(
     except SpdError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command goes on, or starts again, as its --help says", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 

@@ -42,7 +42,7 @@ def start_ray(workers: WorkerConfig, show_data_progress: bool = False) -> None:
     context = ray.data.DataContext.get_current()
     context.use_datasource_v2 = False
     context.enable_progress_bars = show_data_progress
-    logging.getLogger("ray.data").setLevel(logging.INFO if show_data_progress else logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.INFO if show_data_progress else logging.ERROR)
     if ray.is_initialized():
         return
     runtime_env = {"env_vars": QUIET_ENVIRONMENT | _accelerator(workers)}

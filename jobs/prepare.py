@@ -58,6 +58,8 @@ class PrepareConfig:
         found = [] if self.rows_per_file > 0 else [f"rows_per_file={self.rows_per_file} must be at least 1"]
         if self.dataset in ("amazon_beauty", "ms_marco") and self.source is None:
             found.append(f"source is null: dataset={self.dataset!r} needs the folder of its raw files")
+        if self.dataset != "files" and (self.train_uri or self.eval_uri):
+            found.append(f"train_uri and eval_uri belong to dataset='files', not {self.dataset!r}: set dataset=files")
         if self.dataset == "files" and self.train_uri is None and self.eval_uri is None:
             found.append("train_uri and eval_uri are null: dataset='files' needs at least one of them")
         return found

@@ -32,8 +32,8 @@ class TrackingConfig:
     """Experiment that the run belongs to."""
     registered_model: str = "spd"
     """Name under which the artifact is registered."""
-    alias: str = "champion"
-    """Alias that the new version gets."""
+    alias: str = "challenger"
+    """Alias that a newly trained version gets; champion is for you to give once it has won."""
 
 
 class Tracker:

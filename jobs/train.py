@@ -10,7 +10,8 @@ A run that was cut off goes on from its last checkpoint when started again under
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +19,13 @@ import pyarrow.fs as pafs
 import ray.data
 import ray.train
 import torch
+from filelock import FileLock, Timeout
 from ray.train import LoggingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from jobs.cli import run_job
 from jobs.cluster import start_ray
-from jobs.files import open_slates
+from jobs.files import is_local, open_slates
 from jobs.progress import shows_bar
 from jobs.tracking import Tracker, absolute
 from jobs.train_config import TrainConfig, deepspeed_config
@@ -50,6 +52,13 @@ def run(config: TrainConfig) -> Path:
     """Train; returns the artifact's folder."""
     summary, spec = check(config)
     filesystem, storage = resolve_uri(config.storage)
+    with _sole_run(config.name, filesystem, f"{storage}/{config.name}"):
+        return _train(config, summary, spec, filesystem, storage)
+
+
+def _train(
+    config: TrainConfig, summary: DataSummary, spec: RankerSpec, filesystem: pafs.FileSystem, storage: str
+) -> Path:
     _claim_name(config, filesystem, f"{storage}/{config.name}")
     tracking = absolute(config.tracking)
     params = flatten(config_to_dict(config)) | flatten({"data": config_to_dict(summary)})
@@ -63,14 +72,18 @@ def run(config: TrainConfig) -> Path:
     )
     skipped = f" ({summary.num_unlabelled} without a teacher left out)" if summary.num_unlabelled else ""
     print(f"train: {summary.num_slates} slates{skipped}, {plan.total_steps} steps of {config.global_batch_slates}")
-    start_ray(config.workers)
     try:
+        print("train: starting Ray", flush=True)
+        start_ray(config.workers)
+        print(
+            f"train: starting {config.workers.num_workers} workers; each loads the backbone, about a minute", flush=True
+        )
         result = _trainer(plan, filesystem, storage).fit()
+        output = _fetch_artifact(result, Path(config.output))
+        version = tracker.register(output)
     except BaseException:
         tracker.finish("FAILED")  # started again, the job goes on in the same MLflow run
         raise
-    output = _fetch_artifact(result, Path(config.output))
-    version = tracker.register(output)
     tracker.finish()
     registered = f"{tracking.registered_model} version {version}, alias {tracking.alias}"
     print(f"train: artifact {output} ({model_version(output)}), registered as {registered}")
@@ -145,6 +158,22 @@ def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> Tor
     )
 
 
+@contextmanager
+def _sole_run(name: str, filesystem: pafs.FileSystem, folder: str) -> Iterator[None]:
+    """Hold the run's name while it trains; raises ConfigError if another process does (seen on a local disk only)."""
+    if not is_local(filesystem):
+        yield
+        return
+    filesystem.create_dir(folder)
+    try:
+        with FileLock(f"{folder}/.lock", timeout=0):
+            yield
+    except Timeout:
+        raise ConfigError(
+            f"name={name!r} is being trained by another process: wait for it, or set another name"
+        ) from None
+
+
 def _claim_name(config: TrainConfig, filesystem: pafs.FileSystem, folder: str) -> None:
     """Record the settings of a new run; raises ConfigError if an earlier run of this name had others."""
     settings = {key: value for key, value in config_to_dict(config).items() if key not in FREE_SETTINGS}
@@ -170,9 +199,14 @@ def _fetch_artifact(result: ray.train.Result, output: Path) -> Path:
     assert result.checkpoint is not None
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
     with result.checkpoint.as_directory() as folder:
-        shutil.copytree(Path(folder) / ARTIFACT_FOLDER, aside, dirs_exist_ok=True)
+        shutil.copytree(Path(folder) / ARTIFACT_FOLDER, aside)
     load_spec(aside)
+    if output.exists():
+        raise ArtifactError(
+            f"output={str(output)!r} appeared while training ran: the new artifact is in {str(aside)!r}"
+        )
     return aside.rename(output)
 
 

@@ -1,5 +1,6 @@
 """What each training worker runs: DeepSpeed over LoRA plus head, checkpoints, and the artifact at the end."""
 
+import logging
 import sys
 import tempfile
 import time
@@ -51,6 +52,7 @@ class WorkerPlan:
 def train_worker(plan: WorkerPlan) -> None:
     """Train from the last checkpoint, if there is one, to `total_steps`; the last checkpoint holds the artifact."""
     config = plan.config
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it would tell of every epoch's stream
     torch.set_num_threads(config.workers.cpus_per_worker)
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()

@@ -1,6 +1,6 @@
 """The Ray Serve application: CPU ingress replicas in front of prefill replicas that hold the model.
 
-    RAY_USAGE_STATS_ENABLED=0 serve run serve_app.app:build_app artifact=runs/demo/artifact
+    RAY_USAGE_STATS_ENABLED=0 serve run serve_app.app:build_app artifact=demo/artifact
     RAY_AUTH_MODE=token serve deploy serve_app/config.yaml
 
     curl localhost:8000/v1/rerank -H 'content-type: application/json' \

@@ -31,6 +31,7 @@ from spd.backbone import (
     file_sha256,
     load_backbone,
     load_tokenizer,
+    quiet_loading,
     resolve_backbone,
     resolve_dtype,
 )
@@ -157,7 +158,8 @@ def load_model(
     head = build_head(spec.head, int(loaded.config.hidden_size), spec.num_positions)
     backbone: torch.nn.Module = loaded
     if (folder / ADAPTER_CONFIG_FILE).is_file():
-        backbone = PeftModel.from_pretrained(loaded, folder).merge_and_unload()
+        with quiet_loading():
+            backbone = PeftModel.from_pretrained(loaded, folder).merge_and_unload()
     _load_head(folder, head)
     return _for_inference(backbone, head, resolve_dtype(precision or spec.backbone.precision, device), device)
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def load_backbone(folder: Path, num_layers: int | None, dtype: torch.dtype) -> P
     Raises ArtifactError if the folder cannot be read, ConfigError if it has fewer layers.
     """
     try:
-        with _no_progress_bar():
+        with quiet_loading():
             backbone: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"no backbone can be read from {str(folder)!r}: {str(error).splitlines()[0]}") from None
@@ -149,7 +150,8 @@ def add_adapter(backbone: PreTrainedModel, adapter: AdapterConfig) -> nn.Module:
     if adapter.rank == 0:
         return backbone
     config = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules="all-linear", bias="none")
-    model: nn.Module = get_peft_model(backbone, config)
+    with quiet_loading():
+        model: nn.Module = get_peft_model(backbone, config)
     return model
 
 
@@ -214,12 +216,14 @@ def _convert_gguf(file: Path) -> Path:
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers' bars (a line for every load in every worker) off for a while."""
+def quiet_loading() -> Iterator[None]:
+    """Keep transformers' bars, and its warnings about PEFT's use of it, out of the log of every worker."""
     was_on = is_progress_bar_enabled()
     disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         if was_on:
             enable_progress_bar()
@@ -228,7 +232,7 @@ def _no_progress_bar() -> Iterator[None]:
 def _write_dequantised(file: Path, folder: Path) -> None:
     """Write `file` as a plain float32 checkpoint: the model that transformers loads from GGUF refuses to be saved."""
     try:
-        with _no_progress_bar():
+        with quiet_loading():
             loaded = AutoModel.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -236,6 +240,6 @@ def _write_dequantised(file: Path, folder: Path) -> None:
         raise ArtifactError(f"{str(file)!r} is no readable GGUF backbone: {str(error).splitlines()[0]}") from None
     plain = type(loaded)(config)
     plain.load_state_dict(loaded.state_dict())
-    with _no_progress_bar():
+    with quiet_loading():
         plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,6 +1,6 @@
 """The one inference path, three verbs: `encode` (slates -> Batch), `score` (Batch -> matrices), `decode` (-> rankings).
 
->>> ranker = Ranker.from_pretrained("runs/demo/artifact")
+>>> ranker = Ranker.from_pretrained("demo/artifact")
 >>> ranker.rank("space opera", ["Star Wars", "Fargo", "Alien"], top_n=2)
 """
 

@@ -41,22 +41,20 @@ MIN_ATTRIBUTE_COUNT = 5  # S3Rec numbers, from 1, only the attributes that occur
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AmazonBeautyConfig:
-    """How the slates are cut; the defaults are the paper's sizes (arXiv 2609.01807).
-
-    seed: decides the users held out, the negatives and the candidates' order.
-    num_candidates: N of each slate, the last product bought and N-1 never bought.
-    num_history: how many of the products bought before it make the query and the teacher's input.
-    num_eval_users: held-out users; the rest train. One slate a user.
-    num_train_users: make slates of only so many of the rest; None takes all. The teacher is fitted on all either way.
-    negatives: "uniform" over the catalog or "popular", in proportion to purchases.
-    """
+    """How the slates are cut; the defaults are the paper's sizes (arXiv 2609.01807)."""
 
     seed: int = 0
+    """Decides the users held out, the negatives and the candidates' order."""
     num_candidates: int = 50
+    """N of each slate, the last product bought and N-1 never bought."""
     num_history: int = 10
+    """How many of the products bought before it make the query and the teacher's input."""
     num_eval_users: int = 1118
+    """Held-out users; the rest train. One slate a user."""
     num_train_users: int | None = None
+    """Make slates of only so many of the rest; None takes all. The teacher is fitted on all either way."""
     negatives: Negatives = "uniform"
+    """`uniform` over the catalog, or `popular`, in proportion to purchases."""
 
     def __post_init__(self) -> None:
         counts = ("num_candidates", "num_history", "num_eval_users")

@@ -144,7 +144,7 @@ def _check_target(filesystem: pafs.FileSystem, folder: str, overwrite: bool) -> 
         raise DataError(f"uri={folder!r} is a file: give a folder for the parts")
     found = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
     if found and not overwrite:
-        raise DataError(f"uri={folder!r} is not empty: choose another folder, or set overwrite=True")
+        raise DataError(f"uri={folder!r} is not empty: choose another folder, or set overwrite=true")
     foreign = [item.base_name for item in found if not PART_NAME.fullmatch(item.base_name)]
     if foreign:
         raise DataError(f"uri={folder!r} holds {foreign[0]!r}, which is no part of a slate set: choose another folder")

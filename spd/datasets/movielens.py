@@ -34,24 +34,22 @@ NO_TITLE = frozenset({"", "unknown", "unkonwn"})  # the last is how ml-100k.item
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MovieLensConfig:
-    """How the slates are cut.
-
-    seed: decides the users held out, the negatives and the candidates' order.
-    num_candidates: N of each slate, one liked movie and N-1 never rated.
-    num_history: how many of the last liked movies make the query and the teacher's input.
-    num_eval_users: held-out users, one slate each.
-    slates_per_user: slates of a training user, from the most recent liked movies.
-    negatives: "uniform" over the catalog or "popular", in proportion to the training users' likes.
-    min_liked_rating: the lowest rating (1 to 5) that counts as a like.
-    """
+    """How the slates are cut."""
 
     seed: int = 0
+    """Decides the users held out, the negatives and the candidates' order."""
     num_candidates: int = 20
+    """N of each slate, one liked movie and N-1 never rated."""
     num_history: int = 8
+    """How many of the last liked movies make the query and the teacher's input."""
     num_eval_users: int = 320
+    """Held-out users, one slate each."""
     slates_per_user: int = 4
+    """Slates of a training user, from the most recent liked movies."""
     negatives: Negatives = "uniform"
+    """`uniform` over the catalog, or `popular`, in proportion to the training users' likes."""
     min_liked_rating: float = 4.0
+    """The lowest rating (1 to 5) that counts as a like."""
 
     def __post_init__(self) -> None:
         counts = ("num_candidates", "num_history", "num_eval_users", "slates_per_user")

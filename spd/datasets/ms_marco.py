@@ -24,16 +24,14 @@ SOURCE = "the teacher windows are made from the rankings in github.com/castorini
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MsMarcoConfig:
-    """Which windows become slates; training takes DL19, evaluation DL20, so no query is in both.
-
-    seed: decides the candidates' order; the file's own order leaks the teacher's.
-    eval_retriever: keep only this first stage's windows for evaluation, e.g. "BM25"; None keeps all five.
-    eval_window: keep only this window of each sliding pass, 0 (ranks 81 to 100) to 8 (1 to 20); None keeps all nine.
-    """
+    """Which windows become slates; training takes DL19, evaluation DL20, so no query is in both."""
 
     seed: int = 0
+    """Decides the candidates' order; the file's own order leaks the teacher's."""
     eval_retriever: str | None = None
+    """Keep only this first stage's windows for evaluation, e.g. "BM25"; None keeps all five."""
     eval_window: int | None = None
+    """Keep only this window of each sliding pass, 0 (ranks 81 to 100) to 8 (1 to 20); None keeps all nine."""
 
 
 def load_ms_marco(folder: str | Path, config: MsMarcoConfig) -> DataSplits:

@@ -100,7 +100,7 @@ def test_two_workers_learn_and_leave_a_registered_artifact(whole_curve: dict[int
     assert any(not torch.equal(t, t.bfloat16().float()) for t in adapter.values())  # and not bf16 blown up
     assert all(tensor.abs().sum() > 0 for name, tensor in adapter.items() if "lora_B" in name)
     client = MlflowClient(f"sqlite:///{work / 'mlflow.db'}", f"sqlite:///{work / 'mlflow.db'}")
-    assert str(client.get_model_version_by_alias("spd", "champion").version) == "1"
+    assert str(client.get_model_version_by_alias("spd", "challenger").version) == "1"
 
 
 def test_the_registered_version_is_the_artifact(

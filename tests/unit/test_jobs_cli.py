@@ -172,6 +172,21 @@ def test_prepare_reads_slates_of_ones_own(tmp_path: Path, capsys: pytest.Capture
     assert "2 training and 0 evaluation slates" in capsys.readouterr().out
 
 
+def test_prepare_refuses_uris_of_another_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--set", "train_uri=mine.jsonl", "--set", f"output={tmp_path / 'slates'}"]
+
+    assert run_job("", prepare.PrepareConfig, prepare.run, prepare.describe, arguments) == 2
+    assert "set dataset=files" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(config: prepare.PrepareConfig) -> None:
+        raise KeyboardInterrupt
+
+    assert run_job("", prepare.PrepareConfig, interrupted, prepare.describe, ["--set", "output=x"]) == 130
+    assert capsys.readouterr().err.count("interrupted") == 1
+
+
 def test_prepare_needs_its_raw_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["dataset=amazon_beauty", f"source={tmp_path}", f"output={tmp_path / 'slates'}"]
     arguments = [part for setting in settings for part in ("--set", setting)]
