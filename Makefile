@@ -39,6 +39,6 @@ $(MARK): requirements.lock assets.lock pyproject.toml
 	$(RUN) -m pip install --quiet --no-deps --require-hashes -r assets.lock
 	touch $(MARK)
 
-clean:  ## remove the virtual environment and what the demo wrote
-	rm -rf $(VENV) demo runs mlartifacts mlflow.db *.egg-info
+clean:  ## remove the virtual environment and caches; runs, mlflow.db and the demo's folder are yours
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 import ray
 import ray.data
+import torch
 
 from jobs.cli import QUIET_ENVIRONMENT
+from spd.errors import ConfigError
 
 MIN_LOGICAL_CPUS = 4
+MAX_OVERSUBSCRIPTION = 4
 OBJECT_STORE_BYTES = 512 * 2**20
 
 
@@ -30,6 +33,21 @@ class WorkerConfig:
             for name in ("num_workers", "cpus_per_worker")
             if getattr(self, name) < 1
         ]
+
+
+def check_workers(workers: WorkerConfig) -> None:
+    """Raise ConfigError if a Ray started on this machine could not hold the workers; a cluster's size is its own."""
+    if os.environ.get("RAY_ADDRESS") or ray.is_initialized():
+        return
+    cores = os.cpu_count() or 1
+    wanted = workers.num_workers * workers.cpus_per_worker
+    if wanted > MAX_OVERSUBSCRIPTION * cores:
+        raise ConfigError(
+            f"workers.num_workers={workers.num_workers} x cpus_per_worker={workers.cpus_per_worker} is far more than "
+            f"this machine's {cores} cores: lower them, or submit the job to a cluster"
+        )
+    if workers.use_gpu and not torch.cuda.is_available():
+        raise ConfigError("workers.use_gpu=true, and this machine has no GPU: set it false, or submit to a cluster")
 
 
 def start_ray(workers: WorkerConfig, show_data_progress: bool = False) -> None:

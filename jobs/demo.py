@@ -29,10 +29,12 @@ from jobs.train_config import TrainConfig
 from serve_app.app import build_app
 from spd.config import config_to_dict, load_config
 from spd.datasets.files import read_slates
+from spd.errors import ConfigError
 from spd.slate import Slate
 
 REPORT_FILE = "report.json"
 EVALUATION_FILE = "evaluation.json"
+MARKER_FILE = ".spd-demo"
 REQUEST_TIMEOUT_S = 60
 Config = TypeVar("Config")
 
@@ -61,8 +63,7 @@ def main() -> int:
 def run(config: DemoConfig) -> dict[str, object]:
     """Run all stages; returns (and stores) the report."""
     folder = Path(config.folder)
-    if (folder / REPORT_FILE).is_file():
-        shutil.rmtree(folder)  # made by an earlier demo, which its report proves
+    _start_folder(folder)
     start_s = time.monotonic()
     with MemoryWatch() as memory:
         for stage in stages(config):
@@ -163,6 +164,23 @@ def stages(
             (f"input={slates}/eval", f"output={scored}", f"artifact={artifact}"),
         ),
     )
+
+
+def _start_folder(folder: Path) -> None:
+    """Mark the folder as the demo's; a finished demo in it is removed, its own parts by name and nothing else.
+
+    Raises ConfigError for a folder that holds something and was made by no demo.
+    """
+    marker = folder / MARKER_FILE
+    if folder.exists() and not marker.is_file() and any(folder.iterdir()):
+        raise ConfigError(f"folder={str(folder)!r} holds files of yours: name an empty or absent folder")
+    if (folder / REPORT_FILE).is_file():
+        for name in ("slates", "artifact", "runs", "scored"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in (EVALUATION_FILE, REPORT_FILE):
+            (folder / name).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    marker.touch()
 
 
 def _ask_endpoint(config: DemoConfig, folder: Path) -> dict[str, object]:

@@ -8,7 +8,6 @@ Each metric is averaged over slates, with a 95% bootstrap interval. Runs in this
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.cli import run_job
-from jobs.files import write_json
+from jobs.files import check_writable, write_json
 from jobs.progress import progress
 from jobs.tracking import Tracker, TrackingConfig, absolute, fetch_artifact
 from spd.artifact import build_untrained_model, load_spec
@@ -27,7 +26,7 @@ from spd.decode import DECODERS
 from spd.errors import DataError
 from spd.metrics import default_positive_threshold, evaluate_orders, paired_difference, slate_metrics
 from spd.ranker import DEFAULT_BATCH_TOKENS, Ranker
-from spd.slate import Slate
+from spd.slate import Slate, check_unique
 
 TABLE_METRICS = ("auc", "ndcg@10", "r@1", "r@10", "mrr", "kendall_tau")
 
@@ -63,6 +62,14 @@ class EvaluateConfig:
     """Decides the random order, the untrained head and the bootstrap."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
+    def problems(self) -> list[str]:
+        found = [] if 0 <= self.seed < 2**63 else [f"seed={self.seed} must be between 0 and 2**63 - 1"]
+        if self.max_slates is not None and self.max_slates < 1:
+            found.append(f"max_slates={self.max_slates} must be at least 1, or null for all")
+        if self.batch_tokens < 1:
+            found.append(f"batch_tokens={self.batch_tokens} must be at least 1")
+        return found
+
 
 def main() -> int:
     """Run the job; returns the exit code."""
@@ -72,6 +79,8 @@ def main() -> int:
 def run(config: EvaluateConfig) -> dict[str, object]:
     """Evaluate; prints the table, returns (and stores) the results as JSON values."""
     slates = _load_slates(config)
+    if config.output:
+        check_writable(config.output)
     artifact = fetch_artifact(config.tracking, config.artifact)
     ranker = Ranker.from_pretrained(artifact, precision=config.precision, backbone_source=config.backbone)
     rows = evaluate(ranker, slates, config)
@@ -80,7 +89,7 @@ def run(config: EvaluateConfig) -> dict[str, object]:
     report |= comparisons(rows, metrics, slates, config.seed)
     print_table(metrics)
     if config.output:
-        write_json(Path(config.output), report)
+        write_json(config.output, report)
     _track(config, ranker.version, metrics)
     return report
 
@@ -148,6 +157,7 @@ def _load_slates(config: EvaluateConfig) -> list[Slate]:
     slates = list(read_slates(config.slates))[: config.max_slates]
     if not slates:
         raise DataError(f"slates={config.slates!r} holds no slate: name a folder with at least one")
+    check_unique(slate.request_id for slate in slates)
     if all(slate.relevance is None and slate.teacher_ranking is None for slate in slates):
         raise DataError(f"slates={config.slates!r} has neither relevance nor teacher_ranking: nothing to compare with")
     return slates

@@ -9,7 +9,7 @@ import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 
 from spd.datasets.files import list_slate_files, resolve_uri
-from spd.errors import DataError
+from spd.errors import ConfigError, DataError
 from spd.slate import REQUIRED_COLUMNS
 
 
@@ -23,6 +23,21 @@ def write_json(uri: str | Path, values: Mapping[str, object]) -> None:
     with filesystem.open_output_stream(aside) as file:
         file.write(text.encode())
     filesystem.move(aside, path)
+
+
+def check_writable(uri: str) -> None:
+    """Raise ConfigError if a file could not be written there, before hours of work are spent on it."""
+    filesystem, path = resolve_uri(uri)
+    folder = path.rpartition("/")[0]
+    try:
+        filesystem.create_dir(folder)
+        if filesystem.get_file_info(path).type == pafs.FileType.Directory:
+            raise ConfigError(f"output={uri!r} is a folder: name a file")
+        probe = f"{path}.part"
+        filesystem.open_output_stream(probe).close()
+        filesystem.delete_file(probe)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"output={uri!r} cannot be written ({error}): choose another place") from None
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -55,11 +70,17 @@ def open_slates(uri: str) -> pads.Dataset:
     return dataset
 
 
-def read_request_ids(slates: pads.Dataset, uri: str) -> list[str]:
-    """Return the id of every row, in order; raises DataError if a file is broken or there is no row."""
+def read_request_ids(slates: pads.Dataset, uri: str) -> list[str | None]:
+    """Return the id of every row, in order (None where null).
+
+    Raises DataError if a file is broken, ids are no strings, or there is no row.
+    """
+    kind = slates.schema.field("request_id").type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise DataError(f"{uri!r}: column 'request_id' has type {kind}: it must hold strings")
     try:
-        ids: list[str] = slates.to_table(columns=["request_id"])["request_id"].to_pylist()
-    except (OSError, pa.ArrowException) as error:
+        ids: list[str | None] = slates.to_table(columns=["request_id"])["request_id"].to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{uri!r} holds a broken file ({str(error).splitlines()[0]}): write it again") from None
     if not ids:
         raise DataError(f"{uri!r} holds no slate: name a folder with at least one")

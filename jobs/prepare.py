@@ -20,7 +20,7 @@ from jobs.tracking import Tracker, TrackingConfig, absolute
 from spd.backbone import resolve_package
 from spd.config import config_to_dict, flatten
 from spd.datasets.amazon_beauty import AmazonBeautyConfig, load_amazon_beauty
-from spd.datasets.files import read_slates, write_slates
+from spd.datasets.files import check_target, read_slates, resolve_uri, write_slates
 from spd.datasets.movielens import MovieLensConfig, load_movielens
 from spd.datasets.ms_marco import MsMarcoConfig, load_ms_marco
 from spd.datasets.splits import DataSplits
@@ -75,15 +75,21 @@ def run(config: PrepareConfig) -> dict[str, object]:
     splits = load_splits(config)
     output = config.output.rstrip("/")
     check_unique(slate.request_id for split in (splits.train, splits.eval) for slate in split)
+    targets = {name: f"{output}/{name}" for name in ("train", "eval")}
+    stale = {name: check_target(*resolve_uri(uri), config.overwrite) for name, uri in targets.items()}
     summary: dict[str, object] = {
         "dataset": config.dataset,
         "train": summarise(splits.train),
         "eval": summarise(splits.eval),
     }
     for name, slates in (("train", splits.train), ("eval", splits.eval)):
-        if slates:
+        if not slates:
+            filesystem, _ = resolve_uri(targets[name])
+            for part in stale[name]:  # of an earlier data set: beside the new summary they would be a lie
+                filesystem.delete_file(part)
+        else:
             rows = progress(slates, len(slates), f"prepare: write {name}")
-            write_slates(rows, f"{output}/{name}", rows_per_file=config.rows_per_file, overwrite=config.overwrite)
+            write_slates(rows, targets[name], rows_per_file=config.rows_per_file, overwrite=config.overwrite)
     write_json(f"{output}/{SUMMARY_FILE}", summary)
     _track(config, splits)
     print(f"prepare: {len(splits.train)} training and {len(splits.eval)} evaluation slates in {output}")

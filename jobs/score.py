@@ -21,17 +21,17 @@ import ray.data
 from ray.data import ActorPoolStrategy
 
 from jobs.cli import run_job
-from jobs.cluster import WorkerConfig, start_ray
+from jobs.cluster import WorkerConfig, check_workers, start_ray
 from jobs.files import is_local, open_slates, read_request_ids, write_json
 from jobs.score_stages import DecodeSlates, EncodeSlates, PrefillSlates
 from jobs.tracking import Tracker, TrackingConfig, absolute, fetch_artifact
-from spd.artifact import load_spec, model_version
+from spd.artifact import check_backbone, load_spec, model_version
 from spd.backbone import Precision
 from spd.config import config_to_dict, flatten
 from spd.datasets.files import resolve_uri
 from spd.errors import ConfigError, DataError
 from spd.ranker import DEFAULT_BATCH_TOKENS
-from spd.slate import check_unique
+from spd.slate import SLATE_SCHEMA, check_unique
 
 SUMMARY_FILE = "_summary.json"
 
@@ -90,8 +90,11 @@ def run(config: ScoreConfig) -> dict[str, object]:
         "model_version": model_version(artifact),
         "wall_s": round(time.monotonic() - start_s, 2),
     }
-    _publish(filesystem, folder, output)
-    write_json(f"{config.output.rstrip('/')}/{SUMMARY_FILE}", summary)
+    if folder != output:
+        write_json(f"{folder}/{SUMMARY_FILE}", summary)
+        _publish(filesystem, folder, output)
+    else:
+        write_json(f"{config.output.rstrip('/')}/{SUMMARY_FILE}", summary)
     print("score: " + ", ".join(f"{key} {value}" for key, value in summary.items()) + f"; written to {config.output}")
     _track(config, summary)
     _check_error_rate(config, summary)
@@ -100,19 +103,12 @@ def run(config: ScoreConfig) -> dict[str, object]:
 
 def check(config: ScoreConfig) -> tuple[Path, int]:
     """Return artifact folder and row count; raises what can be known to be wrong before Ray starts."""
-    filesystem, output = resolve_uri(config.output)
-    present = filesystem.get_file_info(pafs.FileSelector(output, allow_not_found=True))
-    if present and not config.overwrite:
-        raise ConfigError(f"output={config.output!r} is not empty: choose another folder, or set overwrite=true")
-    foreign = [file.base_name for file in present if not _is_scored_output(file.base_name)]
-    if foreign:
-        raise ConfigError(
-            f"output={config.output!r} holds {foreign[0]!r}, which no scoring wrote: choose another folder"
-        )
+    check_workers(config.workers)
+    _check_output(config)
     artifact = fetch_artifact(config.tracking, config.artifact).absolute()
-    load_spec(artifact)
+    check_backbone(load_spec(artifact), config.backbone)
     ids = read_request_ids(open_slates(config.input), config.input)
-    check_unique(ids)
+    check_unique(name for name in ids if name is not None)
     return artifact, len(ids)
 
 
@@ -123,9 +119,9 @@ def pipeline(config: ScoreConfig, artifact: Path) -> ray.data.Dataset:
     gpus = 1 if workers.use_gpu else 0
     cpus = 0 if workers.use_gpu else workers.cpus_per_worker
     dataset = open_slates(config.input)
-    slates = ray.data.read_parquet(dataset.files, filesystem=dataset.filesystem).repartition(
-        target_num_rows_per_block=rows
-    )
+    columns = [name for name in SLATE_SCHEMA.names if name in dataset.schema.names]
+    read = ray.data.read_parquet(dataset.files, filesystem=dataset.filesystem).select_columns(columns)
+    slates = read.repartition(target_num_rows_per_block=rows)
     encoded = slates.map_batches(
         EncodeSlates,
         fn_constructor_args=(folder,),
@@ -184,8 +180,24 @@ def describe(config: ScoreConfig) -> Mapping[str, object]:
     return {"config": config_to_dict(config), "ranker": config_to_dict(spec), "data": {"num_slates": num_rows}}
 
 
-def _is_scored_output(name: str) -> bool:
-    return name == SUMMARY_FILE or name.endswith(".parquet")
+def _check_output(config: ScoreConfig) -> None:
+    """Raise ConfigError unless the output is absent, empty, or a finished scoring that may be replaced."""
+    filesystem, output = resolve_uri(config.output)
+    inner, outer = (f"{path.rstrip('/')}/" for path in (output, resolve_uri(config.input)[1]))
+    if inner.startswith(outer) or outer.startswith(inner):
+        raise ConfigError(f"output={config.output!r} and input={config.input!r} lie in each other: keep them apart")
+    if filesystem.get_file_info(output).type == pafs.FileType.File:
+        raise ConfigError(f"output={config.output!r} is a file: name a folder")
+    present = filesystem.get_file_info(pafs.FileSelector(output, allow_not_found=True))
+    if present and not config.overwrite:
+        raise ConfigError(f"output={config.output!r} is not empty: choose another folder, or set overwrite=true")
+    names = {file.base_name for file in present}
+    foreign = sorted(name for name in names if name != SUMMARY_FILE and not name.endswith(".parquet"))
+    if foreign or (names and SUMMARY_FILE not in names):
+        raise ConfigError(
+            f"output={config.output!r} holds {(foreign or sorted(names))[0]!r} and was written by no finished scoring: "
+            "choose another folder, or empty it yourself"
+        )
 
 
 def _staging(filesystem: pafs.FileSystem, output: str) -> str:
@@ -199,12 +211,13 @@ def _staging(filesystem: pafs.FileSystem, output: str) -> str:
 
 
 def _publish(filesystem: pafs.FileSystem, folder: str, output: str) -> None:
-    """Make the finished folder the output."""
-    if folder == output:
-        return
+    """Make the finished folder the output; the one that it replaces is removed last."""
+    replaced = f"{folder}.replaced"
     if filesystem.get_file_info(output).type == pafs.FileType.Directory:
-        filesystem.delete_dir(output)
+        filesystem.move(output, replaced)
     filesystem.move(folder, output)
+    if filesystem.get_file_info(replaced).type == pafs.FileType.Directory:
+        filesystem.delete_dir(replaced)
 
 
 def _track(config: ScoreConfig, summary: Mapping[str, object]) -> None:

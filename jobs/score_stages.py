@@ -54,9 +54,17 @@ class EncodeSlates:
         self._encoder = load_encoder(folder, self._spec)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist([self._encode(row) for row in table.to_pylist()], schema=ENCODED_SCHEMA)
+        rows = [self._encode(table.slice(index, 1)) for index in range(table.num_rows)]
+        return pa.Table.from_pylist(rows, schema=ENCODED_SCHEMA)
 
-    def _encode(self, row: Mapping[str, object]) -> Row:
+    def _encode(self, table: pa.Table) -> Row:
+        try:
+            row = table.to_pylist()[0]
+        except ValueError as error:  # text that is no UTF-8 can be stored in Parquet all the same
+            return {"error": f"{type(error).__name__}: the row cannot be read: {error}"}
+        return self._encode_row(row)
+
+    def _encode_row(self, row: Mapping[str, object]) -> Row:
         try:
             slate = slate_from_row(row)
             encoded = encode_within(self._encoder, slate, self._spec.max_candidates)

@@ -45,8 +45,10 @@ class Tracker:
         self._client = _client(config)
 
     @classmethod
-    def open(cls, config: TrackingConfig, name: str, params: Mapping[str, object]) -> "Tracker":
-        """Return the unfinished run called `name`, or a new one with `params`.
+    def open(
+        cls, config: TrackingConfig, name: str, params: Mapping[str, object], *, goes_on: bool = False
+    ) -> "Tracker":
+        """Return a new run with `params`; a job that goes on gets its own unfinished run called `name` again.
 
         Raises ConfigError when the tracking server cannot be reached.
         """
@@ -55,7 +57,7 @@ class Tracker:
             experiment_id = _experiment(client, config)
             query = f"tags.`{RUN_TAG}` = '{name}' and attributes.status != 'FINISHED'"
             found = client.search_runs([experiment_id], query, max_results=1)
-            if found:
+            if found and goes_on:
                 client.update_run(found[0].info.run_id, status="RUNNING")
                 return cls(config, found[0].info.run_id)
             run = client.create_run(experiment_id, run_name=name, tags={RUN_TAG: name})

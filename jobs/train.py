@@ -24,19 +24,20 @@ from ray.train import LoggingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from jobs.cli import run_job
-from jobs.cluster import start_ray
-from jobs.files import is_local, open_slates
+from jobs.cluster import check_workers, start_ray
+from jobs.files import check_writable, is_local, open_slates, write_json
 from jobs.progress import shows_bar
 from jobs.tracking import Tracker, absolute
 from jobs.train_config import TrainConfig, deepspeed_config
 from jobs.train_data import DataSummary, scan_training_data
 from jobs.train_loop import ARTIFACT_FOLDER, WorkerPlan, build_model, train_worker
 from spd.artifact import RankerSpec, load_spec, model_version
-from spd.backbone import backbone_sha256, default_device, resolve_backbone, resolve_dtype
+from spd.backbone import backbone_sha256, default_device, load_tokenizer, resolve_backbone, resolve_dtype
 from spd.config import config_to_dict, flatten
-from spd.datasets.files import resolve_uri
+from spd.datasets.files import read_slates, resolve_uri
 from spd.errors import ArtifactError, ConfigError
 from spd.model import parameter_counts
+from spd.prompt import Encoder
 
 SETTINGS_FILE = "settings.json"
 FREE_SETTINGS = ("output", "max_failures", "log_every_steps", "checkpoint", "tracking")
@@ -59,10 +60,10 @@ def run(config: TrainConfig) -> Path:
 def _train(
     config: TrainConfig, summary: DataSummary, spec: RankerSpec, filesystem: pafs.FileSystem, storage: str
 ) -> Path:
-    _claim_name(config, filesystem, f"{storage}/{config.name}")
+    goes_on = _claim_name(config, summary, spec, f"{config.storage.rstrip('/')}/{config.name}")
     tracking = absolute(config.tracking)
     params = flatten(config_to_dict(config)) | flatten({"data": config_to_dict(summary)})
-    tracker = Tracker.open(tracking, config.name, params)
+    tracker = Tracker.open(tracking, config.name, params, goes_on=goes_on)
     plan = WorkerPlan(
         config=replace(config, tracking=tracking),
         spec=spec,
@@ -94,17 +95,23 @@ def check(config: TrainConfig) -> tuple[DataSummary, RankerSpec]:
     """Read data and backbone once, before Ray starts; raises the error that the run would meet later."""
     if Path(config.output).exists():
         raise ArtifactError(f"output={config.output!r} exists: choose another folder, or remove it first")
+    check_workers(config.workers)
+    check_writable(config.output)
     if config.adapter.rank == 0 and config.optimizer.head_lr == 0:
         raise ConfigError("adapter.rank=0 and optimizer.head_lr=0 leave nothing to train: set one of them")
     open_slates(config.train)
     summary = scan_training_data(config)
+    backbone_folder = resolve_backbone(config.backbone.source)
+    encoder = Encoder(load_tokenizer(backbone_folder), config.prompt)
+    encoder.encode(next(read_slates(config.train)))  # a separator or budget that fits no slate shows now
     spec = RankerSpec(
         backbone=config.backbone,
-        backbone_sha256=backbone_sha256(resolve_backbone(config.backbone.source)),
+        backbone_sha256=backbone_sha256(backbone_folder),
         prompt=config.prompt,
         num_positions=config.head.num_positions,
         max_trained_candidates=summary.max_candidates,
         head=config.head.name,
+        has_adapter=config.adapter.rank > 0,
         decoder=config.decoder,
         tau=config.loss.tau,
         sinkhorn_iterations=config.loss.sinkhorn_iterations,
@@ -174,24 +181,27 @@ def _sole_run(name: str, filesystem: pafs.FileSystem, folder: str) -> Iterator[N
         ) from None
 
 
-def _claim_name(config: TrainConfig, filesystem: pafs.FileSystem, folder: str) -> None:
-    """Record the settings of a new run; raises ConfigError if an earlier run of this name had others."""
+def _claim_name(config: TrainConfig, summary: DataSummary, spec: RankerSpec, folder: str) -> bool:
+    """Record what a new run trains, on what; returns whether an earlier run of this name goes on.
+
+    Raises ConfigError if that one had other settings, data or backbone: it would not be the same run.
+    """
     settings = {key: value for key, value in config_to_dict(config).items() if key not in FREE_SETTINGS}
-    text = json.dumps(settings, sort_keys=True)
-    path = f"{folder}/{SETTINGS_FILE}"
+    settings |= {"data_digest": summary.digest, "backbone_sha256": spec.backbone_sha256}
+    now = flatten(json.loads(json.dumps(settings)))
+    filesystem, path = resolve_uri(f"{folder}/{SETTINGS_FILE}")
     if filesystem.get_file_info(path).type == pafs.FileType.NotFound:
-        filesystem.create_dir(folder)
-        with filesystem.open_output_stream(path) as file:
-            file.write(text.encode())
-        return
+        write_json(f"{folder}/{SETTINGS_FILE}", settings)
+        return False
     with filesystem.open_input_stream(path) as file:
-        before, now = flatten(json.loads(file.read())), flatten(json.loads(text))
+        before = flatten(json.loads(file.read()))
     changed = [key for key in now if now[key] != before.get(key)]
     if changed:
         raise ConfigError(
-            f"name={config.name!r} is a run with other settings ({changed[0]}={before.get(changed[0])!r}, now "
-            f"{now[changed[0]]!r}): set another name, or the same settings to go on"
+            f"name={config.name!r} is a run with another {changed[0]} ({before.get(changed[0])!r}, now "
+            f"{now[changed[0]]!r}): set another name, or the same settings and data to go on"
         )
+    return True
 
 
 def _fetch_artifact(result: ray.train.Result, output: Path) -> Path:

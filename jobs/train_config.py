@@ -1,5 +1,7 @@
 """Settings of a training run."""
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,7 +11,7 @@ from spd.backbone import AdapterConfig, BackboneConfig
 from spd.decode import DecoderName
 from spd.head import HeadName
 from spd.prompt import PromptConfig
-from spd.sinkhorn import DEFAULT_ITERATIONS
+from spd.sinkhorn import DEFAULT_ITERATIONS, sinkhorn_problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +39,9 @@ class LossConfig:
     """Weight of the pairwise logistic loss on expected ranks; 0 leaves it out."""
 
     def problems(self) -> list[str]:
-        found = [] if self.tau > 0 else [f"tau={self.tau} must be above 0"]
-        if self.sinkhorn_iterations < 1:
-            found.append(f"sinkhorn_iterations={self.sinkhorn_iterations} must be at least 1")
-        if self.pairwise_weight < 0:
-            found.append(f"pairwise_weight={self.pairwise_weight} must be 0 or more")
+        found = sinkhorn_problems(self.tau, self.sinkhorn_iterations)
+        if not 0 <= self.pairwise_weight < math.inf:
+            found.append(f"pairwise_weight={self.pairwise_weight} must be a finite number of at least 0")
         return found
 
 
@@ -59,6 +59,14 @@ class OptimizerConfig:
     """Optimiser steps of linear warm-up."""
     gradient_clip: float = 1.0
     """Largest gradient norm; 0 does not clip."""
+
+    def problems(self) -> list[str]:
+        names = ("adapter_lr", "head_lr", "weight_decay", "gradient_clip", "warmup_steps")
+        return [
+            f"{name}={getattr(self, name)} must be a finite number of at least 0"
+            for name in names
+            if not 0 <= getattr(self, name) < math.inf
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +133,14 @@ class TrainConfig:
     def problems(self) -> list[str]:
         names = ("num_epochs", "global_batch_slates", "micro_batch_slates", "log_every_steps", "shuffle_window_slates")
         found = [f"{name}={getattr(self, name)} must be at least 1" for name in names if getattr(self, name) < 1]
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            found.append(
+                f"name={self.name!r} must be letters, digits, '.', '_' or '-', beginning with one of the first"
+            )
+        if not 0 <= self.seed < 2**63:
+            found.append(f"seed={self.seed} must be between 0 and 2**63 - 1")
+        if self.max_failures < 0:
+            found.append(f"max_failures={self.max_failures} must be at least 0")
         if "://" in self.output:
             found.append(f"output={self.output!r} must be a local folder: MLflow keeps the artifact for other machines")
         if self.max_steps is not None and self.max_steps < 1:

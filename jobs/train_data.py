@@ -33,7 +33,7 @@ class DataSummary:
     max_candidates: int
     """Candidates of the largest."""
     digest: str
-    """Identity of ids and targets, in the order of the files."""
+    """Identity of the slates, texts and targets, in the order of the files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def scan_training_data(config: TrainConfig) -> DataSummary:
             num_unlabelled += 1
             continue
         _check_trainable(slate, config.head.num_positions)
-        digest.update(repr((slate.request_id, slate.teacher_ranking)).encode())
+        digest.update(repr(slate).encode())
         largest = max(largest, len(slate.candidates))
     if len(ids) == num_unlabelled:
         raise DataError(f"train={config.train!r} holds no slate with a teacher_ranking: prepare or label it first")

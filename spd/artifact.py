@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -41,7 +41,7 @@ from spd.errors import ArtifactError, ConfigError
 from spd.head import HeadName, build_head
 from spd.model import RankerModel
 from spd.prompt import Encoder, PromptConfig
-from spd.sinkhorn import DEFAULT_ITERATIONS
+from spd.sinkhorn import DEFAULT_ITERATIONS, sinkhorn_problems
 
 FORMAT_VERSION = 1
 SPEC_FILE = "ranker.json"
@@ -77,8 +77,15 @@ class RankerSpec:
     """Sinkhorn temperature of training."""
     sinkhorn_iterations: int = DEFAULT_ITERATIONS
     """Sinkhorn iterations of training."""
+    has_adapter: bool = True
+    """Whether there are LoRA weights, or the backbone stayed as it was."""
     format_version: int = FORMAT_VERSION
     """Layout of the artifact folder."""
+
+    def problems(self) -> list[str]:
+        sizes = ("num_positions", "max_trained_candidates")
+        found = [f"{name}={getattr(self, name)} must be at least 1" for name in sizes if getattr(self, name) < 1]
+        return found + sinkhorn_problems(self.tau, self.sinkhorn_iterations)
 
     @property
     def max_candidates(self) -> int:
@@ -157,9 +164,8 @@ def load_model(
     loaded = _load_backbone(spec, backbone_source)
     head = build_head(spec.head, int(loaded.config.hidden_size), spec.num_positions)
     backbone: torch.nn.Module = loaded
-    if (folder / ADAPTER_CONFIG_FILE).is_file():
-        with quiet_loading():
-            backbone = PeftModel.from_pretrained(loaded, folder).merge_and_unload()
+    if spec.has_adapter:
+        backbone = _load_adapter(folder, loaded).merge_and_unload()
     _load_head(folder, head)
     return _for_inference(backbone, head, resolve_dtype(precision or spec.backbone.precision, device), device)
 
@@ -178,7 +184,8 @@ def build_untrained_model(
     return _for_inference(backbone, head, resolve_dtype(precision or spec.backbone.precision, device), device)
 
 
-def _load_backbone(spec: RankerSpec, source_override: str | None) -> PreTrainedModel:
+def check_backbone(spec: RankerSpec, source_override: str | None = None) -> Path:
+    """Return the folder of the spec's backbone; raises ArtifactError if it is missing or another one."""
     source = source_override or spec.backbone.source
     backbone_folder = resolve_backbone(source)
     found = backbone_sha256(backbone_folder)
@@ -187,7 +194,11 @@ def _load_backbone(spec: RankerSpec, source_override: str | None) -> PreTrainedM
             f"backbone {source!r} has hash {found[:12]}, the artifact was trained on {spec.backbone_sha256[:12]} "
             f"({spec.backbone.source!r}): point it at that backbone, or train again on this one"
         )
-    return load_backbone(backbone_folder, spec.backbone.num_layers, torch.float32)
+    return backbone_folder
+
+
+def _load_backbone(spec: RankerSpec, source_override: str | None) -> PreTrainedModel:
+    return load_backbone(check_backbone(spec, source_override), spec.backbone.num_layers, torch.float32)
 
 
 def _for_inference(
@@ -205,6 +216,24 @@ def _load_head(folder: Path, head: torch.nn.Module) -> None:
         ) from None
 
 
+def _load_adapter(folder: Path, backbone: PreTrainedModel) -> PeftModel:
+    """Return the backbone with the artifact's LoRA weights; raises ArtifactError unless they fit it one to one."""
+    try:
+        with quiet_loading():
+            model = PeftModel.from_pretrained(backbone, folder)
+        stored, wanted = load_file(folder / ADAPTER_FILE).keys(), get_peft_model_state_dict(model).keys()
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"artifact {str(folder)!r}: {ADAPTER_FILE} cannot be loaded ({reason})") from None
+    if stored != wanted:
+        name = min(stored ^ wanted)
+        raise ArtifactError(
+            f"artifact {str(folder)!r}: {ADAPTER_FILE} does not fit the backbone and {ADAPTER_CONFIG_FILE} (first "
+            f"difference: {name}): copy or train it again"
+        )
+    return model
+
+
 def _save_adapter(folder: Path, state: Mapping[str, Tensor], model: PeftModel, source: str) -> None:
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / ADAPTER_FILE)
     config = model.active_peft_config
@@ -214,8 +243,8 @@ def _save_adapter(folder: Path, state: Mapping[str, Tensor], model: PeftModel, s
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    return {name: file_sha256(folder / name) for name in names if name != MANIFEST_FILE}
+    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_FILE)
+    return {name: file_sha256(folder / name) for name in names}
 
 
 def _check_manifest(folder: Path) -> None:
@@ -225,16 +254,15 @@ def _check_manifest(folder: Path) -> None:
             raise ArtifactError(
                 f"artifact {str(folder)!r}: {MANIFEST_FILE} lists no {needed}: it is no ranker artifact"
             )
-    found = _manifest(folder)
-    unlisted = sorted(found.keys() - manifest.keys())
+    unlisted = sorted({path.name for path in folder.iterdir()} - manifest.keys() - {MANIFEST_FILE})
     if unlisted:
         raise ArtifactError(f"artifact {str(folder)!r}: {unlisted[0]} is not in {MANIFEST_FILE}: remove it")
     for name, expected in manifest.items():
-        if name not in found:
+        if not (folder / name).is_file():
             raise ArtifactError(f"artifact {str(folder)!r}: {name} is missing: copy the whole folder again")
-        if found[name] != expected:
+        if (found := file_sha256(folder / name)) != expected:
             raise ArtifactError(
-                f"artifact {str(folder)!r}: {name} has sha256 {found[name][:12]}, {MANIFEST_FILE} says "
+                f"artifact {str(folder)!r}: {name} has sha256 {found[:12]}, {MANIFEST_FILE} says "
                 f"{str(expected)[:12]}: the file is corrupt or was edited; copy or train it again"
             )
 

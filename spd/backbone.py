@@ -8,6 +8,7 @@ A source is one of
 """
 
 import hashlib
+import math
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from peft import LoraConfig, get_peft_model
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
@@ -63,7 +65,10 @@ class AdapterConfig:
     """Scale of the update is alpha / rank."""
 
     def problems(self) -> list[str]:
-        return [f"rank={self.rank} must be 0 (frozen) or more"] if self.rank < 0 else []
+        found = [f"rank={self.rank} must be 0 (frozen) or more"] if self.rank < 0 else []
+        if not 0 < self.alpha < math.inf:
+            found.append(f"alpha={self.alpha} must be a finite number above 0")
+        return found
 
 
 def resolve_backbone(source: str) -> Path:
@@ -71,7 +76,7 @@ def resolve_backbone(source: str) -> Path:
 
     A GGUF file is dequantised once into `$SPD_CACHE` (default `~/.cache/spd`), later loads are memory maps.
     """
-    path = resolve_package(source) if source.startswith(PACKAGE_PREFIX) else Path(source).expanduser()
+    path = resolve_package(source) if source.startswith(PACKAGE_PREFIX) else Path(os.path.expanduser(source))
     if path.is_dir():
         return path
     if path.is_file():
@@ -91,6 +96,8 @@ def resolve_backbone(source: str) -> Path:
 def resolve_package(source: str) -> Path:
     """Return the path inside an installed package that `package:NAME/PATH` names; raises ArtifactError if none."""
     package, _, inner = source.removeprefix(PACKAGE_PREFIX).partition("/")
+    if not package.isidentifier() or ".." in Path(inner).parts:
+        raise ArtifactError(f"{source!r} must read package:NAME/PATH, with the path inside the package")
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise ArtifactError(
@@ -103,7 +110,12 @@ def resolve_package(source: str) -> Path:
 
 
 def backbone_sha256(folder: Path) -> str:
-    """Return the identity of a backbone folder: a hash over the hashes of its weights, config and tokenizer."""
+    """Return the identity of a backbone folder: a hash over the hashes of its weights, config and tokenizer.
+
+    Raises ArtifactError if it has no safetensors.
+    """
+    if not any(folder.glob("*.safetensors")):
+        raise ArtifactError(f"backbone folder {str(folder)!r} has no *.safetensors: pickled weights are not loaded")
     files = sorted(path for pattern in IDENTITY_FILES for path in folder.glob(pattern))
     lines = [f"{path.name} {file_sha256(path)}" for path in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -136,8 +148,10 @@ def load_backbone(folder: Path, num_layers: int | None, dtype: torch.dtype) -> P
     """
     try:
         with quiet_loading():
-            backbone: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError) as error:
+            backbone: PreTrainedModel = AutoModel.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, use_safetensors=True
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ArtifactError(f"no backbone can be read from {str(folder)!r}: {str(error).splitlines()[0]}") from None
     _keep_layers(backbone, num_layers)
     for parameter in backbone.parameters():

@@ -62,6 +62,8 @@ def _read_toml(path: str) -> dict[str, object]:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--config={path!r} cannot be read ({error.strerror}): name an existing TOML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config={path!r} is not UTF-8: save it as such") from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -128,7 +130,7 @@ def _accepts(value: object, hint: object) -> bool:
     if origin in (Union, types.UnionType):
         return any(_accepts(value, arg) for arg in args)
     if origin is Literal:
-        return value in args
+        return any(value == arg and type(value) is type(arg) for arg in args)
     if origin is tuple:
         return isinstance(value, list | tuple) and all(_accepts(item, args[0]) for item in value)
     if hint is type(None):

@@ -21,6 +21,7 @@ DecoderName = Literal["lap", "greedy", "expected"]
 DECODERS: tuple[DecoderName, ...] = ("lap", "greedy", "expected")
 
 FLOAT32_RESOLUTION = 2.0**-24
+MAX_COST = 1e4
 
 
 def decode_scores(
@@ -39,7 +40,10 @@ def decode_scores(
     if not np.isfinite(scores).all():
         raise DataError("the score matrix holds NaN or infinity: the artifact is broken or its dtype overflowed")
     gain = expected_gain(scores, tau, num_iterations)
-    if decoder == "lap":
+    degenerate = is_degenerate(scores)
+    if degenerate:
+        order = np.arange(len(scores))
+    elif decoder == "lap":
         order = lap_order(scores)
     elif decoder == "greedy":
         order = greedy_order(scores)
@@ -48,15 +52,18 @@ def decode_scores(
     return Ranking(
         order=tuple(order.tolist()),
         relevance_score=tuple(non_increasing(gain[order]).tolist()),
-        is_degenerate=is_degenerate(scores),
+        is_degenerate=degenerate,
     )
 
 
 def lap_order(scores: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return int64 [n], the candidate at each place of the maximum-weight assignment (LAPJV, on float64)."""
-    scale = max(float(np.abs(scores).max()), 1.0)
-    cost = scale * FLOAT32_RESOLUTION * _displacement(len(scores)) - scores.astype(np.float64)
-    _, _, candidate_of_position = lap.lapjv(cost)
+    value = scores.astype(np.float64)
+    scale = float(np.abs(value).max())
+    value -= value.max(axis=1, keepdims=True)  # a row's or column's constant changes no assignment, but costs LAPJV
+    value -= value.max(axis=0, keepdims=True)  # digits, and beyond its own "large" of 1e6 the optimum
+    cost = scale * FLOAT32_RESOLUTION * _displacement(len(scores)) - value
+    _, _, candidate_of_position = lap.lapjv(cost * min(1.0, MAX_COST / max(float(cost.max()), 1e-300)))
     order: NDArray[np.int64] = candidate_of_position.astype(np.int64)
     return order
 
@@ -92,8 +99,13 @@ def non_increasing(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def is_degenerate(scores: NDArray[np.float32]) -> bool:
-    """Return whether all rows are equal: all n! assignments tie, the head tells no candidate from another."""
-    return len(scores) > 1 and bool(np.allclose(scores, scores[0], rtol=1e-6, atol=1e-6))
+    """Return whether all rows are equal but for a constant each: all n! assignments then tie.
+
+    Equal means within 1e-6 of the largest score.
+    """
+    value = scores.astype(np.float64)
+    spread = np.ptp(value - value.mean(axis=1, keepdims=True), axis=0).max()
+    return len(scores) > 1 and bool(spread <= 1e-6 * np.abs(value).max())
 
 
 @lru_cache(maxsize=512)

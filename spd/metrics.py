@@ -51,11 +51,12 @@ def default_positive_threshold(relevances: Iterable[Sequence[float | None] | Non
 
 
 def ndcg_at_k(order: Sequence[int], relevance: Sequence[float | None], k: int) -> float | None:
-    """Return NDCG@k in 0..1: gain = relevance, discount 1/log2(1+rank), ideal within the slate, unjudged counts as 0.
+    """Return NDCG@k in 0..1: gain = relevance, discount 1/log2(1+rank), ideal within the slate; unjudged
+    and negative count as 0.
 
     None where no candidate has a relevance above 0, so that the ideal is 0.
     """
-    gains = np.nan_to_num(_in_order(order, relevance))
+    gains = np.maximum(np.nan_to_num(_in_order(order, relevance)), 0.0)
     ideal = _dcg(np.sort(gains)[::-1][:k])
     return _dcg(gains[:k]) / ideal if ideal > 0 else None
 

@@ -66,6 +66,8 @@ class Ranker:
 
         Raises DataError for no documents, top_n below 1, or for more than `spec.max_candidates`.
         """
+        if not isinstance(query, str) or isinstance(documents, str):
+            raise DataError("query must be one string and documents a list of strings")
         if top_n is not None and top_n < 1:
             raise DataError(f"top_n={top_n} must be at least 1, or None for all")
         candidates = tuple(Candidate(str(index), text) for index, text in enumerate(documents))

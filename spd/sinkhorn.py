@@ -5,11 +5,22 @@ B slates, N candidates, K rank positions (N <= K). `scores_BNK` is float32; of a
 Source: arXiv 2609.01807, training objective; DESIGN "The method", step 4.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 DEFAULT_ITERATIONS = 20
+MAX_ITERATIONS = 10_000
+
+
+def sinkhorn_problems(tau: float, num_iterations: int) -> list[str]:
+    """Return what is wrong with these settings, for a config's own check."""
+    found = [] if 1e-6 <= tau < math.inf else [f"tau={tau} must be a finite number of at least 1e-6"]
+    if not 1 <= num_iterations <= MAX_ITERATIONS:
+        found.append(f"sinkhorn_iterations={num_iterations} must be between 1 and {MAX_ITERATIONS}")
+    return found
 
 
 def square_scores(scores_BNK: Tensor, mask_BN: Tensor) -> Tensor:

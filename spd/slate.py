@@ -6,7 +6,6 @@ On disk a slate is one Parquet row of `SLATE_SCHEMA`; in memory it is a `Slate`.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import pyarrow as pa
 
@@ -23,6 +22,8 @@ SLATE_SCHEMA = pa.schema(
         ("teacher_ranking", pa.list_(pa.int32())),
     ]
 )
+
+FLOAT32_MAX = 3.4028234663852886e38
 
 REQUIRED_COLUMNS = ("request_id", "query", "candidates")
 
@@ -125,8 +126,8 @@ def _check_relevance(where: str, relevance: tuple[float | None, ...] | None, siz
         raise DataError(
             f"{where}: relevance has {len(relevance)} values for {size} candidates: give one each, null where unjudged"
         )
-    if not all(value is None or isfinite(value) for value in relevance):
-        raise DataError(f"{where}: relevance={_short(relevance)} holds NaN or infinity: use null where unjudged")
+    if not all(value is None or abs(value) <= FLOAT32_MAX for value in relevance):
+        raise DataError(f"{where}: relevance={_short(relevance)} holds no float32 number: use null where unjudged")
 
 
 def _check_ranking(where: str, ranking: tuple[int, ...] | None, size: int) -> None:
@@ -149,6 +150,8 @@ def _candidate(item: object, index: int, where: str) -> Candidate:
 def _text(value: object, field: str, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: {field}={_short(value)} must be a string")
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise DataError(f"{where}: {field} holds half a character (a lone surrogate): replace or drop it")
     return value
 
 
@@ -157,11 +160,14 @@ def _numbers(values: object, field: str, where: str) -> tuple[float | None, ...]
         return None
     if not isinstance(values, Sequence) or not all(v is None or isinstance(v, int | float) for v in values):
         raise DataError(f"{where}: {field}={_short(values)} must be a list of numbers or nulls")
-    return tuple(None if value is None else float(value) for value in values)
+    try:
+        return tuple(None if value is None else float(value) for value in values)
+    except OverflowError:
+        raise DataError(f"{where}: {field}={_short(values)} holds a number too large for float32") from None
 
 
 def _indices(values: object, where: str) -> tuple[int, ...] | None:
-    if values is None:
+    if values is None or (isinstance(values, Sequence) and not values):
         return None
     if not isinstance(values, Sequence) or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
         raise DataError(f"{where}: teacher_ranking={_short(values)} must be a list of candidate indices, best first")

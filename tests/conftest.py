@@ -80,6 +80,7 @@ def build_tiny_artifact(backbone_folder: Path, folder: Path, num_positions: int 
         backbone_sha256=backbone_sha256(backbone_folder),
         num_positions=num_positions,
         max_trained_candidates=num_positions,
+        has_adapter=True,
     )
     adapter = (get_peft_model_state_dict(adapted), adapted)
     save_artifact(folder, spec, load_tokenizer(backbone_folder), model.head.state_dict(), adapter)

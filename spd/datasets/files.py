@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from spd.errors import DataError
-from spd.slate import Slate, slate_from_row, slates_to_table
+from spd.slate import SLATE_SCHEMA, Slate, slate_from_row, slates_to_table
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 PART_NAME = re.compile(r"part-\d{5,}\.parquet")
@@ -54,7 +54,7 @@ def write_slates(
     if rows_per_file < 1:
         raise DataError(f"rows_per_file={rows_per_file} must be at least 1: the default is 10000")
     filesystem, folder = resolve_uri(uri)
-    old_parts = _check_target(filesystem, folder, overwrite)
+    old_parts = check_target(filesystem, folder, overwrite)
     if isinstance(filesystem, pafs.LocalFileSystem):
         return _write_local(slates, filesystem, Path(folder), rows_per_file)
     for path in old_parts:
@@ -88,7 +88,7 @@ def _located_rows(uri: str | Path) -> Iterator[tuple[str, dict[str, object]]]:
         rows = _parquet_rows if file.endswith(".parquet") else _json_rows
         try:
             yield from ((f"{file}:{number}", row) for number, row in rows(filesystem, file))
-        except (pa.ArrowException, OSError, EOFError) as error:
+        except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
             raise DataError(f"{file} can't be read ({_one_line(error)}): write it again, or remove it") from error
 
 
@@ -114,7 +114,9 @@ def list_slate_files(filesystem: pafs.FileSystem, path: str, uri: str) -> list[s
 def _parquet_rows(filesystem: pafs.FileSystem, path: str) -> Iterator[tuple[int, dict[str, object]]]:
     number = 0
     with filesystem.open_input_file(path) as source:
-        for batch in pq.ParquetFile(source).iter_batches(batch_size=BATCH_ROWS):
+        parquet = pq.ParquetFile(source)
+        columns = [name for name in SLATE_SCHEMA.names if name in parquet.schema_arrow.names]
+        for batch in parquet.iter_batches(batch_size=BATCH_ROWS, columns=columns):
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
@@ -131,15 +133,15 @@ def _json_rows(filesystem: pafs.FileSystem, path: str) -> Iterator[tuple[int, di
 def _parse_line(line: bytes, where: str) -> dict[str, object]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not valid JSON ({_one_line(error)}): mend or drop the line") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: {str(row)[:40]!r} is no JSON object: write one slate object a line")
     return row
 
 
-def _check_target(filesystem: pafs.FileSystem, folder: str, overwrite: bool) -> list[str]:
-    """Return the parts that are there already; DataError if they, or other files, forbid writing."""
+def check_target(filesystem: pafs.FileSystem, folder: str, overwrite: bool) -> list[str]:
+    """Return the parts that are there already; raises DataError if they, or other files, forbid writing."""
     if filesystem.get_file_info(folder).type == pafs.FileType.File:
         raise DataError(f"uri={folder!r} is a file: give a folder for the parts")
     found = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import struct
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,6 +33,15 @@ def rows() -> list[dict[str, object]]:
     return [*good[:70], *bad, *good[70:]]
 
 
+def unreadable_row() -> pa.Table:
+    """Return one row whose query is no UTF-8, which Parquet stores all the same."""
+    table = pa.Table.from_pylist([rows()[0] | {"request_id": "not-utf8"}], schema=SLATE_SCHEMA)
+    query = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"\xff\xfe")]
+    )
+    return table.set_column(1, "query", query)
+
+
 @pytest.fixture(scope="module")
 def scored(ray_session: Path, tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folder of the rankings, and of the job's work."""
@@ -40,6 +50,7 @@ def scored(ray_session: Path, tiny_artifact: Path, tmp_path_factory: pytest.Temp
     for part, start in enumerate(range(0, NUM_GOOD + 4, 40)):
         table = pa.Table.from_pylist(rows()[start : start + 40], schema=SLATE_SCHEMA)
         pq.write_table(table, work / "in" / f"part-{part}.parquet")
+    pq.write_table(unreadable_row(), work / "in" / "part-9.parquet")
     score.run(config(work, tiny_artifact))
     return work / "out", work
 
@@ -59,14 +70,15 @@ def config(work: Path, artifact: Path, *extra: str) -> ScoreConfig:
 
 def read(folder: Path) -> dict[str, dict[str, object]]:
     table = pq.read_table(folder)
-    assert table.num_rows == NUM_GOOD + 4
-    return {row["request_id"]: row for row in table.to_pylist()}
+    assert table.num_rows == NUM_GOOD + 5
+    return {str(row["request_id"]): row for row in table.to_pylist()}
 
 
 def test_no_row_is_lost_and_every_ranking_is_a_permutation(scored: tuple[Path, Path]) -> None:
     out = read(scored[0])
 
-    assert set(out) == {str(row["request_id"]) for row in rows()}
+    assert set(out) == {str(row["request_id"]) for row in rows()} | {"None"}
+    assert "the row cannot be read" in str(out["None"]["error"])
     for row in rows():
         ranked = out[str(row["request_id"])]
         if ranked["error"] is None:
@@ -98,7 +110,8 @@ def test_the_summary_counts_what_is_there(scored: tuple[Path, Path]) -> None:
     summary = json.loads((scored[0] / "_summary.json").read_text())
 
     assert summary["num_scored"] == summary["num_valid_permutations"] == NUM_GOOD
-    assert summary["num_errors"] == 4 and summary["errors_by_kind"] == {"DataError": 4}
+    assert summary["num_errors"] == 5
+    assert summary["errors_by_kind"] == {"DataError": 4, "UnicodeDecodeError": 1}
 
 
 def test_the_job_ranks_as_the_ranker_does(scored: tuple[Path, Path], tiny_ranker: Ranker) -> None:
@@ -115,6 +128,6 @@ def test_the_job_ranks_as_the_ranker_does(scored: tuple[Path, Path], tiny_ranker
 def test_too_many_errors_fail_the_job_but_keep_its_output(scored: tuple[Path, Path], tiny_artifact: Path) -> None:
     strict = config(scored[1], tiny_artifact, "overwrite=true", "max_error_rate=0.01")
 
-    with pytest.raises(DataError, match=r"4 of 154 rows have an error, above max_error_rate=0.01"):
+    with pytest.raises(DataError, match=r"5 of 155 rows have an error, above max_error_rate=0.01"):
         score.run(strict)
-    assert len(read(scored[0])) == NUM_GOOD + 4
+    assert len(read(scored[0])) == NUM_GOOD + 5

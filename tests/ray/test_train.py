@@ -77,6 +77,15 @@ def curve(work: Path, name: str) -> dict[int, float]:
     return {point.step: point.value for point in client.get_metric_history(runs[0].info.run_id, "loss")}
 
 
+def count_points(work: Path, name: str, step: int) -> int:
+    """Return how often the run of that name logged its loss at `step`."""
+    client = MlflowClient(f"sqlite:///{work / 'mlflow.db'}", f"sqlite:///{work / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("spd")
+    assert experiment is not None
+    run_id = client.search_runs([experiment.experiment_id], f"tags.`spd.run` = '{name}'")[0].info.run_id
+    return sum(point.step == step for point in client.get_metric_history(run_id, "loss"))
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("work")
@@ -125,6 +134,7 @@ def test_a_killed_driver_goes_on_from_its_checkpoint(
 
     run(arguments)
     resumed = curve(work, "killed")
+    assert count_points(work, "killed", step=0) == 1  # it went on; from the start there would be a second
 
     assert sorted(resumed) == sorted(whole_curve)
     assert [resumed[step] for step in sorted(resumed)] == pytest.approx(
@@ -154,8 +164,18 @@ def test_other_settings_under_the_same_name_are_refused(
 ) -> None:
     arguments = settings(slates_uri, tiny_backbone, work, "whole", f"output={work / 'other'}", "seed=5")
 
-    with pytest.raises(ConfigError, match="name='whole' is a run with other settings"):
+    with pytest.raises(ConfigError, match="name='whole' is a run with another seed"):
         run(arguments)
+
+
+def test_other_data_under_the_same_name_is_refused(
+    whole_curve: dict[int, float], tiny_backbone: Path, work: Path, tmp_path: Path
+) -> None:
+    write_slates([teacher_slate(number) for number in range(NUM_SLATES + 1)], tmp_path / "more")
+    arguments = settings(tmp_path / "more", tiny_backbone, work, "whole", f"output={work / 'other'}")
+
+    with pytest.raises(ConfigError, match="name='whole' is a run with another"):
+        run([*arguments, "backbone.precision=bf16"])
 
 
 def test_one_worker_and_two_accumulated_or_not_learn_the_same(

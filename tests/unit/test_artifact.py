@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spd.artifact import load_spec, model_version
+from spd.backbone import file_sha256
 from spd.errors import ArtifactError, DataError
 from spd.ranker import Ranker
 from tests.conftest import build_tiny_artifact, build_tiny_backbone, make_slate
@@ -20,15 +21,13 @@ def copy(tiny_artifact: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_artifact, tmp_path / "artifact"))
 
 
-def rewrite_manifest(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
-    """Change ranker.json as a person would, and mend its sum in the manifest."""
-    from spd.backbone import file_sha256
-
-    spec = json.loads((folder / "ranker.json").read_text())
-    change(spec)
-    (folder / "ranker.json").write_text(json.dumps(spec))
+def rewrite(folder: Path, name: str, change: Callable[[dict[str, object]], None]) -> None:
+    """Change a JSON file as a person would, and mend its sum in the manifest."""
+    values = json.loads((folder / name).read_text())
+    change(values)
+    (folder / name).write_text(json.dumps(values))
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["ranker.json"] = file_sha256(folder / "ranker.json")
+    manifest[name] = file_sha256(folder / name)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -87,11 +86,13 @@ def test_a_corrupt_or_missing_file_is_named(copy: Path, name: str) -> None:
         ("head", "quadratic", "head='quadratic' must be one of"),
         ("format_version", 99, "format_version=99, this release reads 1"),
         ("backbone_sha256", "0" * 64, "the artifact was trained on 000000000000"),
+        ("tau", 0.0, "tau=0.0 must be a finite number"),
+        ("max_trained_candidates", 0, "max_trained_candidates=0 must be at least 1"),
         ("instruction", "x", "instruction is no known key"),
     ],
 )
 def test_a_spec_that_does_not_match_says_which(copy: Path, key: str, value: object, message: str) -> None:
-    rewrite_manifest(copy, lambda spec: spec.update({key: value}))
+    rewrite(copy, "ranker.json", lambda spec: spec.update({key: value}))
 
     with pytest.raises(ArtifactError, match=message):
         Ranker.from_pretrained(copy)
@@ -111,6 +112,20 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(copy: Path) -> None:
 
     with pytest.raises(ArtifactError, match=r"planted\.json is not in manifest\.json"):
         load_spec(copy)
+
+
+def test_a_planted_folder_is_refused(copy: Path) -> None:
+    (copy / "additional_chat_templates").mkdir()
+
+    with pytest.raises(ArtifactError, match=r"additional_chat_templates is not in manifest"):
+        load_spec(copy)
+
+
+def test_an_adapter_that_fits_only_in_part_is_refused(copy: Path) -> None:
+    rewrite(copy, "adapter_config.json", lambda config: config.update(target_modules=["q_proj"]))
+
+    with pytest.raises(ArtifactError, match=r"adapter_model\.safetensors does not fit the backbone"):
+        Ranker.from_pretrained(copy)
 
 
 def test_not_an_artifact(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.optimize import linear_sum_assignment
 
 from spd.decode import DECODERS, DecoderName, decode_scores, expected_gain, greedy_order, lap_order, non_increasing
 from spd.errors import DataError
@@ -64,6 +65,34 @@ def test_ties_go_to_the_input_order_and_are_told(decoder: DecoderName, size: int
 
     assert ranking.order == tuple(range(size))
     assert ranking.is_degenerate == (size > 1)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_large_constants_of_rows_and_columns_cost_no_optimum(axis: int) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        exact = rng.integers(-50, 50, (6, 6)).astype(np.float64)
+        shift = np.expand_dims(rng.integers(-(2**20), 2**20, 6) * 4.0, axis)  # sums stay whole numbers below 2**24
+
+        scores = (exact + shift).astype(np.float32)
+
+        rows, columns = linear_sum_assignment(exact, maximize=True)
+        assert total(exact, tuple(lap_order(scores).tolist())) == exact[rows, columns].sum()
+
+
+def test_rows_equal_but_for_a_constant_are_degenerate() -> None:
+    scores = np.arange(5, dtype=np.float32) + np.array([[0], [3], [-2], [7], [1]], dtype=np.float32)
+
+    ranking = decode_scores(scores)
+
+    assert ranking.is_degenerate and ranking.order == (0, 1, 2, 3, 4)
+
+
+def test_small_scores_are_scores_too() -> None:
+    scores = 1e-8 * np.random.default_rng(4).normal(size=(8, 8)).astype(np.float32)
+
+    assert not decode_scores(scores).is_degenerate
+    assert lap_order(scores).tolist() == lap_order(scores * np.float32(2**30)).tolist()
 
 
 def test_two_tied_candidates_keep_their_input_order() -> None:

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import evaluate, prepare, score, train
+from jobs import demo, evaluate, prepare, score, train
 from jobs.cli import field_docs, run_job
 from jobs.train_config import TrainConfig
 from spd.datasets.files import read_slates, write_slates
+from spd.errors import ConfigError
 from spd.slate import SLATE_SCHEMA
 from tests.conftest import make_slate
 
@@ -49,6 +50,17 @@ def run_train(arguments: list[str]) -> int:
         ("train=ftpx://host/x", "can't be opened"),
         ("backbone.source=/no/backbone", "backbone.source='/no/backbone' does not exist"),
         ("zero_stage=7", "zero_stage=7 must be one of 1, 2"),
+        ("zero_stage=true", "zero_stage=True must be one of 1, 2"),
+        ("optimizer.adapter_lr=nan", "optimizer.adapter_lr=nan must be a finite number"),
+        ("optimizer.warmup_steps=-1", "optimizer.warmup_steps=-1 must be a finite number of at least 0"),
+        ("loss.tau=inf", "loss.tau=inf must be a finite number"),
+        ("adapter.alpha=nan", "adapter.alpha=nan must be a finite number above 0"),
+        ("name=a/b", "name='a/b' must be letters, digits"),
+        ("seed=-1", "seed=-1 must be between 0 and"),
+        ("prompt.max_tokens=3", "do not fit prompt.max_tokens=3"),
+        ("prompt.separator=<nope>", "prompt.separator='<nope>' is no single token"),
+        ("output=s3://bucket/x", "must be a local folder"),
+        ("backbone.source=package:../../x/y", "must read package:NAME/PATH"),
     ],
 )
 def test_train_refuses_in_one_line_before_ray(
@@ -151,14 +163,33 @@ def test_score_refuses_an_output_that_holds_something(
     slates_uri: str, tiny_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("keep")
+    (tmp_path / "out" / "mine.parquet").write_text("keep")
     settings = [f"input={slates_uri}", f"artifact={tiny_artifact}", f"output={tmp_path / 'out'}"]
     arguments = [part for setting in settings for part in ("--set", setting)]
 
     assert run_job("", score.ScoreConfig, score.run, score.describe, arguments) == 2
     assert run_job("", score.ScoreConfig, score.run, score.describe, [*arguments, "--set", "overwrite=true"]) == 2
-    assert "'mine.txt'" in capsys.readouterr().err
-    assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
+    assert "'mine.parquet' and was written by no finished scoring" in capsys.readouterr().err
+    assert (tmp_path / "out" / "mine.parquet").read_text() == "keep"
+
+
+def test_score_refuses_to_write_over_its_input(
+    slates_uri: str, tiny_artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"input={slates_uri}", f"artifact={tiny_artifact}", f"output={slates_uri}", "overwrite=true"]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+
+    assert run_job("", score.ScoreConfig, score.run, score.describe, arguments) == 2
+    assert "lie in each other" in capsys.readouterr().err
+    assert len(list(read_slates(slates_uri))) == 6
+
+
+def test_the_demo_leaves_a_folder_that_it_did_not_make(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{}")
+
+    with pytest.raises(ConfigError, match="holds files of yours"):
+        demo.run(demo.DemoConfig(folder=str(tmp_path)))
+    assert (tmp_path / "report.json").read_text() == "{}"
 
 
 def test_prepare_reads_slates_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
