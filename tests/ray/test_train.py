@@ -26,7 +26,7 @@ from tests.conftest import make_slate
 pytestmark = pytest.mark.ray
 
 NUM_SLATES = 43  # divides by neither workers nor batch: the last batch of an epoch is short
-START_TIMEOUT_S = 180
+START_TIMEOUT_S = 400
 
 
 def teacher_slate(number: int) -> Slate:
@@ -150,12 +150,14 @@ def kill_after_first_checkpoint(arguments: list[str], run_folder: Path) -> None:
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     snapshot = run_folder / "checkpoint_manager_snapshot.json"
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not (snapshot.exists() and '"checkpoint_' in snapshot.read_text()):
-        assert process.poll() is None, "the job ended before it was killed"
-        assert time.monotonic() < deadline, "no checkpoint came"
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        while not (snapshot.exists() and '"checkpoint_' in snapshot.read_text()):
+            assert process.poll() is None, "the job ended before it was killed"
+            assert time.monotonic() < deadline, "no checkpoint came"
+            time.sleep(0.05)
+    finally:
+        process.kill()  # SIGKILL
+        process.wait()
     assert process.returncode == -signal.SIGKILL
 
 
