@@ -68,15 +68,16 @@ def resolve_uri(uri: str | Path) -> tuple[pafs.FileSystem, str]:
     text = str(uri)
     if "://" not in text:
         return pafs.LocalFileSystem(), str(Path(text).absolute())
+    reasons: list[str] = []
     for candidate in (text, f"fsspec+{text}"):
         try:
             filesystem, path = pafs.FileSystem.from_uri(candidate)
         except (pa.ArrowException, OSError, ValueError, ImportError) as error:
-            reason = error
+            reasons.append(_one_line(error))  # pyarrow's own comes first and knows the schemes that it reads
         else:
             return filesystem, path
     raise DataError(
-        f"uri={text!r} can't be opened ({_one_line(reason)}): use a local path, or a scheme that pyarrow or an "
+        f"uri={text!r} can't be opened ({reasons[0]}): use a local path, or a scheme that pyarrow or an "
         "installed fsspec package knows, such as s3://bucket/folder"
     )
 
