@@ -232,7 +232,7 @@ def _write_artifact(engine: "DeepSpeedEngine", plan: WorkerPlan, encoder: Encode
     adapter_state = _strip_prefix(masters, BACKBONE_PREFIX)
     adapter = None
     if isinstance(backbone, PeftModel):
-        adapter = (get_peft_model_state_dict(backbone, state_dict=adapter_state), backbone)
+        adapter = (get_peft_model_state_dict(backbone, state_dict=adapter_state, save_embedding_layers=False), backbone)
     save_artifact(folder, plan.spec, encoder.tokenizer, _strip_prefix(masters, HEAD_PREFIX), adapter)
 
 

@@ -221,7 +221,10 @@ def _load_adapter(folder: Path, backbone: PreTrainedModel) -> PeftModel:
     try:
         with quiet_loading():
             model = PeftModel.from_pretrained(backbone, folder)
-        stored, wanted = load_file(folder / ADAPTER_FILE).keys(), get_peft_model_state_dict(model).keys()
+        stored, wanted = (
+            load_file(folder / ADAPTER_FILE).keys(),
+            get_peft_model_state_dict(model, save_embedding_layers=False).keys(),
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise ArtifactError(f"artifact {str(folder)!r}: {ADAPTER_FILE} cannot be loaded ({reason})") from None

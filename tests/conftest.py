@@ -82,7 +82,7 @@ def build_tiny_artifact(backbone_folder: Path, folder: Path, num_positions: int 
         max_trained_candidates=num_positions,
         has_adapter=True,
     )
-    adapter = (get_peft_model_state_dict(adapted), adapted)
+    adapter = (get_peft_model_state_dict(adapted, save_embedding_layers=False), adapted)
     save_artifact(folder, spec, load_tokenizer(backbone_folder), model.head.state_dict(), adapter)
     return model
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,23 @@ def test_an_adapter_that_fits_only_in_part_is_refused(copy: Path) -> None:
 
     with pytest.raises(ArtifactError, match=r"adapter_model\.safetensors does not fit the backbone"):
         Ranker.from_pretrained(copy)
+
+
+def test_loading_asks_no_hub_even_for_a_base_model_that_looks_like_a_hub_id(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def refuse(*address: object, **options: object) -> None:
+        asked.append(address)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    rewrite(copy, "adapter_config.json", lambda config: config.update(base_model_name_or_path="Qwen/Qwen3-0.6B"))
+
+    assert Ranker.from_pretrained(copy).rank("q", ["a", "b"])
+    assert asked == []
 
 
 def test_not_an_artifact(tmp_path: Path) -> None:
