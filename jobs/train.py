@@ -69,7 +69,7 @@ def _train(
         spec=spec,
         total_steps=total_steps(config, summary),
         run_id=tracker.run_id,
-        show_bar=shows_bar(),
+        on_terminal=shows_bar(),
     )
     skipped = f" ({summary.num_unlabelled} without a teacher left out)" if summary.num_unlabelled else ""
     print(f"train: {summary.num_slates} slates{skipped}, {plan.total_steps} steps of {config.global_batch_slates}")

@@ -14,7 +14,6 @@ import ray.train.torch
 import torch
 import torch.distributed
 from peft import PeftModel, get_peft_model_state_dict
-from ray.experimental import tqdm_ray
 from torch import Tensor
 
 from jobs.tracking import Tracker
@@ -36,6 +35,7 @@ CHECKPOINT_TAG = "deepspeed"
 ARTIFACT_FOLDER = "artifact"
 BACKBONE_PREFIX, HEAD_PREFIX = "backbone.", "head."
 LINE_INTERVAL_S = 10.0
+TERMINAL_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class WorkerPlan:
     spec: RankerSpec
     total_steps: int
     run_id: str
-    show_bar: bool
+    on_terminal: bool
 
 
 def train_worker(plan: WorkerPlan) -> None:
@@ -132,17 +132,15 @@ def slate_losses(scores_BNK: Tensor, position_BN: Tensor, mask_BN: Tensor, confi
 
 
 class StepReporter:
-    """Rank 0's account of the steps: a bar on a terminal, plain lines elsewhere, curves in MLflow."""
+    """Rank 0's account of the steps: lines (more often on a terminal), curves in MLflow."""
 
     def __init__(self, plan: WorkerPlan, start_step: int) -> None:
         self._plan = plan
         self._start_step = start_step
         self._tracker = Tracker(plan.config.tracking, plan.run_id)
         self._start_s = self._last_line_s = time.monotonic()
-        self._bar = tqdm_ray.tqdm(total=plan.total_steps, desc="train", unit="step") if plan.show_bar else None
-        if self._bar is not None:
-            self._bar.update(start_step)
-        elif start_step:
+        self._interval_s = TERMINAL_INTERVAL_S if plan.on_terminal else LINE_INTERVAL_S
+        if start_step:
             _write_line(f"train: going on at step {start_step}/{plan.total_steps}")
 
     def step(self, step: int, mean_loss: Tensor, engine: "DeepSpeedEngine") -> None:
@@ -154,11 +152,8 @@ class StepReporter:
             adapter_lr = engine.optimizer.param_groups[0]["lr"]
             point = {"loss": mean_loss.item(), "lr": adapter_lr, "slates_per_s": slates_per_s}
             self._tracker.log_metrics(point, step)
-        if self._bar is not None:
-            self._bar.update(1)
-            return
         last = step + 1 == self._plan.total_steps
-        if last or done == 1 or time.monotonic() - self._last_line_s >= LINE_INTERVAL_S:
+        if last or done == 1 or time.monotonic() - self._last_line_s >= self._interval_s:
             self._last_line_s = time.monotonic()
             left_s = (self._plan.total_steps - step - 1) * elapsed_s / done
             _write_line(
