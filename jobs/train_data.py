@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -126,14 +126,8 @@ def prefetch(items: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
 
 def shuffled(slate: Slate, seed: int, epoch: int) -> Slate:
     """Return the slate with its candidates in an order that seed, epoch and request_id decide, targets remapped."""
-    order = np.random.default_rng(_hash(seed, epoch, slate.request_id)).permutation(len(slate.candidates))
-    place = {int(old): new for new, old in enumerate(order)}
-    return replace(
-        slate,
-        candidates=tuple(slate.candidates[old] for old in order),
-        relevance=None if slate.relevance is None else tuple(slate.relevance[old] for old in order),
-        teacher_ranking=(None if slate.teacher_ranking is None else tuple(place[old] for old in slate.teacher_ranking)),
-    )
+    rng = np.random.default_rng(_hash(seed, epoch, slate.request_id))
+    return slate.reordered(rng.permutation(len(slate.candidates)).tolist())
 
 
 def teacher_positions(slates: Sequence[Slate], size: int) -> Tensor:

@@ -5,7 +5,7 @@ On disk a slate is one Parquet row of `SLATE_SCHEMA`; in memory it is a `Slate`.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -20,6 +20,8 @@ SLATE_SCHEMA = pa.schema(
         ("candidates", pa.list_(CANDIDATE_TYPE)),
         ("relevance", pa.list_(pa.float32())),
         ("teacher_ranking", pa.list_(pa.int32())),
+        ("score", pa.list_(pa.float32())),
+        ("extra_teacher_rankings", pa.list_(pa.list_(pa.int32()))),
     ]
 )
 
@@ -42,6 +44,8 @@ class Slate:
 
     relevance: N observed labels or grades, None where unjudged.
     teacher_ranking: indices into `candidates`, best first; may be a prefix (top m).
+    score: N scores of the stage before (BM25, a retriever, ...), None where it gave none.
+    extra_teacher_rankings: further permutations by the teacher, for example under shuffled input.
     """
 
     request_id: str
@@ -49,6 +53,8 @@ class Slate:
     candidates: tuple[Candidate, ...]
     relevance: tuple[float | None, ...] | None = None
     teacher_ranking: tuple[int, ...] | None = None
+    score: tuple[float | None, ...] | None = None
+    extra_teacher_rankings: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.request_id:
@@ -56,8 +62,27 @@ class Slate:
         where = f"slate {self.request_id!r}"
         if not self.candidates:
             raise DataError(f"{where}: candidates=[] has no candidate: drop the slate or give it at least one")
-        _check_relevance(where, self.relevance, len(self.candidates))
-        _check_ranking(where, self.teacher_ranking, len(self.candidates))
+        _check_values(where, "relevance", self.relevance, len(self.candidates))
+        _check_values(where, "score", self.score, len(self.candidates))
+        _check_ranking(where, "teacher_ranking", self.teacher_ranking, len(self.candidates))
+        for ranking in self.extra_teacher_rankings:
+            _check_ranking(where, "extra_teacher_rankings", ranking, len(self.candidates))
+        if self.extra_teacher_rankings and self.teacher_ranking is None:
+            raise DataError(f"{where}: extra_teacher_rankings without a teacher_ranking: put the first one there")
+
+    def reordered(self, order: Sequence[int]) -> "Slate":
+        """Return the slate with candidate `order[p]` at place p; labels, scores and rankings follow."""
+        place = {old: new for new, old in enumerate(order)}
+        return replace(
+            self,
+            candidates=tuple(self.candidates[old] for old in order),
+            relevance=None if self.relevance is None else tuple(self.relevance[old] for old in order),
+            score=None if self.score is None else tuple(self.score[old] for old in order),
+            teacher_ranking=None if self.teacher_ranking is None else tuple(place[old] for old in self.teacher_ranking),
+            extra_teacher_rankings=tuple(
+                tuple(place[old] for old in ranking) for ranking in self.extra_teacher_rankings
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +114,9 @@ def slate_from_row(row: Mapping[str, object]) -> Slate:
         query=_text(row["query"], "query", where),
         candidates=tuple(_candidate(item, i, where) for i, item in enumerate(candidates)),
         relevance=_numbers(row.get("relevance"), "relevance", where),
-        teacher_ranking=_indices(row.get("teacher_ranking"), where),
+        teacher_ranking=_indices(row.get("teacher_ranking"), "teacher_ranking", where),
+        score=_numbers(row.get("score"), "score", where),
+        extra_teacher_rankings=_index_lists(row.get("extra_teacher_rankings"), where),
     )
 
 
@@ -101,6 +128,8 @@ def slate_to_row(slate: Slate) -> dict[str, object]:
         "candidates": [{"id": c.id, "text": c.text} for c in slate.candidates],
         "relevance": None if slate.relevance is None else list(slate.relevance),
         "teacher_ranking": None if slate.teacher_ranking is None else list(slate.teacher_ranking),
+        "score": None if slate.score is None else list(slate.score),
+        "extra_teacher_rankings": [list(ranking) for ranking in slate.extra_teacher_rankings] or None,
     }
 
 
@@ -119,23 +148,23 @@ def check_unique(request_ids: Iterable[str]) -> None:
         )
 
 
-def _check_relevance(where: str, relevance: tuple[float | None, ...] | None, size: int) -> None:
-    if relevance is None:
+def _check_values(where: str, field: str, values: tuple[float | None, ...] | None, size: int) -> None:
+    if values is None:
         return
-    if len(relevance) != size:
+    if len(values) != size:
         raise DataError(
-            f"{where}: relevance has {len(relevance)} values for {size} candidates: give one each, null where unjudged"
+            f"{where}: {field} has {len(values)} values for {size} candidates: give one each, null where unknown"
         )
-    if not all(value is None or abs(value) <= FLOAT32_MAX for value in relevance):
-        raise DataError(f"{where}: relevance={_short(relevance)} holds no float32 number: use null where unjudged")
+    if not all(value is None or abs(value) <= FLOAT32_MAX for value in values):
+        raise DataError(f"{where}: {field}={_short(values)} holds no float32 number: use null where unknown")
 
 
-def _check_ranking(where: str, ranking: tuple[int, ...] | None, size: int) -> None:
+def _check_ranking(where: str, field: str, ranking: tuple[int, ...] | None, size: int) -> None:
     if ranking is None:
         return
     if len(set(ranking)) != len(ranking) or not all(0 <= index < size for index in ranking):
         raise DataError(
-            f"{where}: teacher_ranking={_short(ranking)} is no permutation (or prefix of one) of the indices "
+            f"{where}: {field}={_short(ranking)} is no permutation (or prefix of one) of the indices "
             f"0..{size - 1}: repair it, or set it to null"
         )
 
@@ -166,11 +195,20 @@ def _numbers(values: object, field: str, where: str) -> tuple[float | None, ...]
         raise DataError(f"{where}: {field}={_short(values)} holds a number too large for float32") from None
 
 
-def _indices(values: object, where: str) -> tuple[int, ...] | None:
+def _index_lists(values: object, where: str) -> tuple[tuple[int, ...], ...]:
+    field = "extra_teacher_rankings"
+    if values is None:
+        return ()
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise DataError(f"{where}: {field}={_short(values)} must be a list of rankings")
+    return tuple(ranking for value in values if (ranking := _indices(value, field, where)) is not None)
+
+
+def _indices(values: object, field: str, where: str) -> tuple[int, ...] | None:
     if values is None or (isinstance(values, Sequence) and not values):
         return None
     if not isinstance(values, Sequence) or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise DataError(f"{where}: teacher_ranking={_short(values)} must be a list of candidate indices, best first")
+        raise DataError(f"{where}: {field}={_short(values)} must be a list of candidate indices, best first")
     return tuple(values)
 
 

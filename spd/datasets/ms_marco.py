@@ -96,14 +96,4 @@ def _window_slate(row: dict[str, object], seed: int) -> Slate:
 def shuffle_candidates(slate: Slate, seed: int) -> Slate:
     """Return the slate in another candidate order, its relevance and teacher ranking following."""
     rng = np.random.default_rng((seed, crc32(slate.request_id.encode())))
-    order: list[int] = rng.permutation(len(slate.candidates)).tolist()
-    new_place = {old: new for new, old in enumerate(order)}
-    return Slate(
-        request_id=slate.request_id,
-        query=slate.query,
-        candidates=tuple(slate.candidates[old] for old in order),
-        relevance=None if slate.relevance is None else tuple(slate.relevance[old] for old in order),
-        teacher_ranking=None
-        if slate.teacher_ranking is None
-        else tuple(new_place[old] for old in slate.teacher_ranking),
-    )
+    return slate.reordered(rng.permutation(len(slate.candidates)).tolist())
