@@ -6,7 +6,7 @@
 Each metric is averaged over slates, with a 95% bootstrap interval. Runs in this process: on the GPU where there is one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ from rich.table import Table
 from jobs.cli import run_job
 from jobs.files import check_writable, write_json
 from jobs.progress import progress
-from jobs.tracking import Tracker, TrackingConfig, absolute, fetch_artifact
+from jobs.tracking import Tracker, TrackingConfig, absolute, fetch_artifact, metric_key
 from spd.artifact import build_untrained_model, load_spec
 from spd.backbone import Precision, default_device
 from spd.config import config_to_dict, flatten
@@ -97,16 +97,16 @@ def run(config: EvaluateConfig) -> dict[str, object]:
 def evaluate(ranker: Ranker, slates: Sequence[Slate], config: EvaluateConfig) -> dict[str, Orders]:
     """Return the orders to compare, by name; every decoder reads the same score matrices."""
     rng = np.random.default_rng(config.seed)
-    matrices = _score(ranker, slates, config.batch_tokens, "student")
+    scored = _score(ranker, slates, config.batch_tokens, "student")
     print(f"evaluate: the student decodes by {ranker.spec.decoder!r}, other decoders read the same matrices")
-    rows: dict[str, Orders] = {"student": [ranker.decode_one(scores).order for scores in matrices]}
+    rows: dict[str, Orders] = {"student": [ranker.decode(*one).order for one in scored]}
     for decoder in (name for name in DECODERS if name != ranker.spec.decoder):
-        rows[f"student ({decoder})"] = [ranker.decode_one(scores, decoder).order for scores in matrices]
+        rows[f"student ({decoder})"] = [ranker.decode(*one, decoder).order for one in scored]
     if config.compare_untrained:
         model = build_untrained_model(ranker.spec, default_device(), config.seed, config.precision, config.backbone)
         untrained = Ranker(ranker.spec, ranker.encoder, model, "untrained")
-        matrices = _score(untrained, slates, config.batch_tokens, "untrained")
-        rows["untrained"] = [untrained.decode_one(scores).order for scores in matrices]
+        scored = _score(untrained, slates, config.batch_tokens, "untrained")
+        rows["untrained"] = [untrained.decode(*one).order for one in scored]
     if all(slate.teacher_ranking is not None for slate in slates):
         rows["teacher"] = [_completed(slate) for slate in slates]
     rows["input_order"] = [range(len(slate.candidates)) for slate in slates]
@@ -163,11 +163,13 @@ def _load_slates(config: EvaluateConfig) -> list[Slate]:
     return slates
 
 
-def _score(ranker: Ranker, slates: Sequence[Slate], batch_tokens: int, what: str) -> list[NDArray[np.float32]]:
-    """Return each slate's score matrix, in the order given."""
-    scored: Iterable[tuple[int, NDArray[np.float32]]] = ranker.score_slates(slates, batch_tokens)
-    matrices = dict(progress(scored, len(slates), f"evaluate: score the slates ({what})"))
-    return [matrices[index] for index in range(len(slates))]
+def _score(
+    ranker: Ranker, slates: Sequence[Slate], batch_tokens: int, what: str
+) -> list[tuple[NDArray[np.float32], NDArray[np.int32]]]:
+    """Return each slate's score matrix with the order of its prompt, in the order given."""
+    scored = progress(ranker.score_slates(slates, batch_tokens), len(slates), f"evaluate: score the slates ({what})")
+    found = {index: (matrix, encoded.order) for index, encoded, matrix in scored}
+    return [found[index] for index in range(len(slates))]
 
 
 def _completed(slate: Slate) -> list[int]:
@@ -208,18 +210,13 @@ def _track(config: EvaluateConfig, version: str, metrics: Metrics) -> None:
     params = flatten(config_to_dict(config)) | {"model_version": version}
     tracker = Tracker.open(absolute(config.tracking), f"evaluate-{version}", params)
     values = {
-        f"{_metric_name(row)}/{_metric_name(name)}": float(estimate["value"])
+        f"{metric_key(row)}/{metric_key(name)}": float(estimate["value"])
         for row, estimates in metrics.items()
         for name, estimate in estimates.items()
         if estimate["value"] is not None
     }
     tracker.log_metrics(values)
     tracker.finish()
-
-
-def _metric_name(name: str) -> str:
-    """Return the name without what MLflow refuses in one."""
-    return name.replace("@", "_at_").replace("(", "").replace(")", "")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The stages of offline scoring, as Ray Data actors: Arrow tables of slates in, Arrow tables of rankings out.
 
-Between the stages a row carries `input_ids`, `readout` (then `scores`, row-major [n, n]) instead of its text.
+Between the stages a row carries its prompt (then `scores`, row-major [n, n]) instead of its text.
 A row with an `error` goes through untouched.
 """
 
@@ -25,6 +25,9 @@ ENCODED_SCHEMA = pa.schema(
         ("candidate_ids", pa.list_(pa.string())),
         ("input_ids", pa.list_(pa.int32())),
         ("readout", pa.list_(pa.int32())),
+        ("order", pa.list_(pa.int32())),
+        ("features", pa.list_(pa.float32())),
+        ("prefix_tokens", pa.int32()),
         ("num_truncated", pa.int32()),
         ("error", pa.string()),
     ]
@@ -77,9 +80,7 @@ class EncodeSlates:
         return {
             "request_id": slate.request_id,
             "candidate_ids": [candidate.id for candidate in slate.candidates],
-            "input_ids": encoded.input_ids,
-            "readout": encoded.readout,
-            "num_truncated": encoded.num_truncated,
+            **encoded.to_row(),
         }
 
 
@@ -96,7 +97,7 @@ class PrefillSlates:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
-        slates = {index: _encoded_slate(row) for index, row in enumerate(rows) if row["error"] is None}
+        slates = {index: EncodedSlate.from_row(row) for index, row in enumerate(rows) if row["error"] is None}
         scores: list[np.ndarray | None] = [None] * len(rows)
         indices = list(slates)
         for group in plan_batches([len(slates[i].input_ids) for i in indices], self._batch_tokens):
@@ -106,7 +107,7 @@ class PrefillSlates:
             ):
                 scores[index] = matrix.ravel()
         column = pa.array(scores, pa.list_(pa.float32()))
-        return table.drop_columns(["input_ids", "readout"]).append_column("scores", column)
+        return table.drop_columns(["input_ids", "readout", "features"]).append_column("scores", column)
 
 
 class DecodeSlates:
@@ -127,7 +128,8 @@ class DecodeSlates:
         ids, scores = row["candidate_ids"], row["scores"]
         assert isinstance(ids, list) and isinstance(scores, list)
         try:
-            ranking = decode_for(self._spec, np.array(scores, dtype=np.float32).reshape(len(ids), len(ids)))
+            matrix = np.array(scores, dtype=np.float32).reshape(len(ids), len(ids))
+            ranking = decode_for(self._spec, matrix, np.array(row["order"], dtype=np.int32))
         except DataError as error:
             return kept | {"error": f"{type(error).__name__}: {error}"}
         return kept | {
@@ -135,12 +137,3 @@ class DecodeSlates:
             "candidate_ids": [ids[index] for index in ranking.order],
             "relevance_score": ranking.relevance_score,
         }
-
-
-def _encoded_slate(row: Row) -> EncodedSlate:
-    return EncodedSlate(
-        input_ids=np.array(row["input_ids"], dtype=np.int32),
-        readout=np.array(row["readout"], dtype=np.int32),
-        num_truncated=0,
-        query_truncated=False,
-    )

@@ -96,6 +96,11 @@ class Tracker:
         self._client.set_terminated(self.run_id, status)
 
 
+def metric_key(name: str) -> str:
+    """Return the name without what MLflow refuses in one."""
+    return name.replace("@", "_at_").replace("(", "").replace(")", "")
+
+
 def absolute(config: TrackingConfig) -> TrackingConfig:
     """Return the config with a relative SQLite file made absolute: workers run in another folder."""
     if not config.uri.startswith(SQLITE_PREFIX):

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -28,9 +29,10 @@ from jobs.cluster import check_workers, start_ray
 from jobs.files import check_writable, is_local, open_slates, write_json
 from jobs.progress import shows_bar
 from jobs.tracking import Tracker, absolute
-from jobs.train_config import TrainConfig, deepspeed_config
+from jobs.train_config import HeldOutConfig, TrainConfig, deepspeed_config
 from jobs.train_data import DataSummary, scan_training_data
-from jobs.train_loop import ARTIFACT_FOLDER, WorkerPlan, build_model, train_worker
+from jobs.train_loop import ARTIFACT_FOLDER, WorkerPlan, train_worker
+from jobs.train_objectives import build_objective
 from spd.artifact import RankerSpec, load_spec, model_version
 from spd.backbone import backbone_sha256, default_device, load_tokenizer, resolve_backbone, resolve_dtype
 from spd.config import config_to_dict, flatten
@@ -38,6 +40,7 @@ from spd.datasets.files import read_slates, resolve_uri
 from spd.errors import ArtifactError, ConfigError
 from spd.model import parameter_counts
 from spd.prompt import Encoder
+from spd.slate import Slate, check_unique
 
 SETTINGS_FILE = "settings.json"
 FREE_SETTINGS = ("output", "max_failures", "log_every_steps", "checkpoint", "tracking")
@@ -65,13 +68,14 @@ def _train(
     params = flatten(config_to_dict(config)) | flatten({"data": config_to_dict(summary)})
     tracker = Tracker.open(tracking, config.name, params, goes_on=goes_on)
     plan = WorkerPlan(
-        config=replace(config, tracking=tracking),
+        config=_for_workers(replace(config, tracking=tracking)),
         spec=spec,
         total_steps=total_steps(config, summary),
         run_id=tracker.run_id,
         on_terminal=shows_bar(),
+        held_out=_read_held_out(config.held_out),
     )
-    skipped = f" ({summary.num_unlabelled} without a teacher left out)" if summary.num_unlabelled else ""
+    skipped = f" ({summary.num_unlabelled} without a target left out)" if summary.num_unlabelled else ""
     print(f"train: {summary.num_slates} slates{skipped}, {plan.total_steps} steps of {config.global_batch_slates}")
     try:
         print("train: starting Ray", flush=True)
@@ -100,11 +104,14 @@ def check(config: TrainConfig) -> tuple[DataSummary, RankerSpec]:
     if config.adapter.rank == 0 and config.optimizer.head_lr == 0:
         raise ConfigError("adapter.rank=0 and optimizer.head_lr=0 leave nothing to train: set one of them")
     open_slates(config.train)
+    check_unique(slate.request_id for slate in _read_held_out(config.held_out))
+    if config.init_from is not None:
+        check_warm_start(config)
     summary = scan_training_data(config)
     backbone_folder = resolve_backbone(config.backbone.source)
-    encoder = Encoder(load_tokenizer(backbone_folder), config.prompt)
-    encoder.encode(next(read_slates(config.train)))  # a separator or budget that fits no slate shows now
+    _check_prompt(config, summary)
     spec = RankerSpec(
+        objective=config.objective,
         backbone=config.backbone,
         backbone_sha256=backbone_sha256(backbone_folder),
         prompt=config.prompt,
@@ -117,6 +124,21 @@ def check(config: TrainConfig) -> tuple[DataSummary, RankerSpec]:
         sinkhorn_iterations=config.loss.sinkhorn_iterations,
     )
     return summary, spec
+
+
+def _check_prompt(config: TrainConfig, summary: DataSummary) -> None:
+    """Raise what the first prompt would: a separator, too few markers or a budget that fits no slate shows now."""
+    encoder, first = _encoder(config), next(read_slates(config.train))
+    if config.objective == "ar":
+        encoder.encode_question(first)
+    else:
+        encoder.encode(first)
+    if config.prompt.identifiers != "none":
+        encoder.identifiers(summary.max_candidates)
+
+
+def _encoder(config: TrainConfig) -> Encoder:
+    return Encoder(load_tokenizer(resolve_backbone(config.backbone.source)), config.prompt)
 
 
 def total_steps(config: TrainConfig, summary: DataSummary) -> int:
@@ -134,7 +156,7 @@ def describe(config: TrainConfig) -> Mapping[str, object]:
         "config": config_to_dict(config),
         "deepspeed": deepspeed_config(config, bf16=dtype == torch.bfloat16),
         "data": config_to_dict(summary),
-        "parameters": parameter_counts(build_model(config, spec)),
+        "parameters": parameter_counts(build_objective(config, spec, _encoder(config)).build_model()),
         "total_steps": total_steps(config, summary),
     }
 
@@ -142,7 +164,6 @@ def describe(config: TrainConfig) -> Mapping[str, object]:
 def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> TorchTrainer:
     config = plan.config
     workers = config.workers
-    slates = open_slates(config.train)
     return TorchTrainer(
         train_worker,
         train_loop_config=plan,
@@ -152,7 +173,7 @@ def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> Tor
             use_gpu=workers.use_gpu,
             resources_per_worker={"CPU": workers.cpus_per_worker, "GPU": int(workers.use_gpu)},
         ),
-        datasets={"train": ray.data.read_parquet(slates.files, filesystem=slates.filesystem).materialize()},
+        datasets={"train": _dataset(config).materialize()},
         dataset_config=ray.train.DataConfig(datasets_to_split=[]),  # every rank sees each batch and takes its share
         run_config=ray.train.RunConfig(
             name=config.name,
@@ -163,6 +184,56 @@ def _trainer(plan: WorkerPlan, filesystem: pafs.FileSystem, storage: str) -> Tor
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=config.checkpoint.num_to_keep),
         ),
     )
+
+
+def _dataset(config: TrainConfig) -> ray.data.Dataset:
+    """Return the rows in the order of the files, so that every rank means the same by the first `max_slates`."""
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    slates = open_slates(config.train)
+    dataset = ray.data.read_parquet(slates.files, filesystem=slates.filesystem)
+    return dataset if config.max_slates is None else dataset.limit(config.max_slates)
+
+
+def _read_held_out(config: HeldOutConfig) -> tuple[Slate, ...]:
+    """Return the slates that the learning curve is measured on; none if the run has no such curve."""
+    return () if config.slates is None else tuple(islice(read_slates(config.slates), config.max_slates))
+
+
+def _for_workers(config: TrainConfig) -> TrainConfig:
+    """Return the config with local paths made absolute: workers run in another folder."""
+    source = config.backbone.source
+    if Path(source).exists():
+        source = str(Path(source).absolute())
+    init_from = None if config.init_from is None else str(Path(config.init_from).absolute())
+    return replace(config, backbone=replace(config.backbone, source=source), init_from=init_from)
+
+
+def check_warm_start(config: TrainConfig) -> None:
+    """Raise ConfigError if the artifact to start from has other tensors than the run would train."""
+    folder = Path(config.init_from or "")
+    before = load_spec(folder)
+    now = {
+        "objective": config.objective,
+        "prompt.num_features": config.prompt.num_features,
+        "head.num_positions": config.head.num_positions,
+        "head.name": config.head.name,
+        "backbone.num_layers": config.backbone.num_layers,
+        "has_adapter": config.adapter.rank > 0,
+    }
+    then = {
+        "objective": before.objective,
+        "prompt.num_features": before.prompt.num_features,
+        "head.num_positions": before.num_positions,
+        "head.name": before.head,
+        "backbone.num_layers": before.backbone.num_layers,
+        "has_adapter": before.has_adapter,
+    }
+    changed = [key for key in now if now[key] != then[key]]
+    if changed:
+        raise ConfigError(
+            f"init_from={config.init_from!r} has {changed[0]}={then[changed[0]]!r}, this run {now[changed[0]]!r}: "
+            "set the same, or start afresh"
+        )
 
 
 @contextmanager

@@ -7,11 +7,13 @@ from typing import Literal
 
 from jobs.cluster import WorkerConfig
 from jobs.tracking import TrackingConfig
+from spd.artifact import Objective
 from spd.backbone import AdapterConfig, BackboneConfig
 from spd.decode import DecoderName
 from spd.head import HeadName
 from spd.prompt import PromptConfig
-from spd.sinkhorn import DEFAULT_ITERATIONS, sinkhorn_problems
+from spd.sinkhorn import DEFAULT_ITERATIONS, RankWeights, sinkhorn_problems
+from spd.targets import AnswerTail, TargetName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,20 +31,69 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """Sinkhorn cross-entropy and the pairwise term that helps it off its plateau."""
+    """Sinkhorn cross-entropy, what of the target it reads, and the auxiliary term that helps it off its plateau."""
 
     tau: float = 1.0
     """Sinkhorn temperature."""
     sinkhorn_iterations: int = DEFAULT_ITERATIONS
     """Row and column normalisations."""
-    pairwise_weight: float = 1.0
-    """Weight of the pairwise logistic loss on expected ranks; 0 leaves it out."""
+    rank_weights: RankWeights = "uniform"
+    """Weight of each place: uniform, or dcg (1 / log2(1 + place)), where the tail of the teacher's order is noise."""
+    top_m: int | None = None
+    """Keep the target's first m places only (a teacher's prefix); null keeps all."""
+    auxiliary: Literal["pairwise", "first_place", "none"] = "pairwise"
+    """Term beside it: pairwise logistic on expected ranks, cross-entropy of the first place alone, or none."""
+    auxiliary_weight: float = 1.0
+    """Weight of the auxiliary term."""
+    auxiliary_steps: int | None = None
+    """Optimiser steps after which the auxiliary term is left out; null keeps it."""
 
     def problems(self) -> list[str]:
         found = sinkhorn_problems(self.tau, self.sinkhorn_iterations)
-        if not 0 <= self.pairwise_weight < math.inf:
-            found.append(f"pairwise_weight={self.pairwise_weight} must be a finite number of at least 0")
+        if not 0 < self.auxiliary_weight < math.inf:
+            found.append(
+                f"auxiliary_weight={self.auxiliary_weight} must be a finite number above 0 (or auxiliary=none)"
+            )
+        for name in ("top_m", "auxiliary_steps"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                found.append(f"{name}={value} must be at least 1, or null")
         return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetConfig:
+    """What a slate's true order is taken from."""
+
+    kind: TargetName = "teacher"
+    """teacher: teacher_ranking (with extra_teacher_rankings: their mean). labels: relevance, positives first."""
+    answer_tail: AnswerTail = "sought"
+    """objective=ar on labels, after the positives: unscored, shuffled, or sought (see spd/targets.py)."""
+    max_candidates: int | None = None
+    """Train on so many candidates of each slate, positives always among them, drawn anew each epoch; null takes all."""
+
+    def problems(self) -> list[str]:
+        if self.max_candidates is not None and self.max_candidates < 2:
+            return [f"max_candidates={self.max_candidates} must be at least 2, or null"]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutConfig:
+    """Evaluation while training: a learning curve on held-out slates."""
+
+    slates: str | None = None
+    """Slates with relevance: a folder or URI; null evaluates nothing."""
+    every_steps: int = 50
+    """Optimiser steps between evaluations; there is always one at the end."""
+    max_slates: int = 200
+    """Take the first slates only."""
+
+    def problems(self) -> list[str]:
+        return [
+            f"{name}={getattr(self, name)} must be at least 1"
+            for name in ("every_steps", "max_slates")
+            if getattr(self, name) < 1
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,10 +143,18 @@ class TrainConfig:
 
     name: str = "spd"
     """Name of the run; the same name goes on where an unfinished run stopped."""
+    objective: Objective = "spd"
+    """spd: a single-pass ranker. ar: an autoregressive ranker of the same prompt (a teacher for jobs.label)."""
     train: str
-    """Parquet slates with `teacher_ranking`: a folder or URI."""
+    """Parquet slates with teacher rankings (or relevance, for target.kind=labels): a folder or URI."""
+    max_slates: int | None = None
+    """Train on the first slates only; null takes all."""
     unlabelled: Literal["error", "skip"] = "error"
-    """What to do with a slate without teacher_ranking: refuse the run, or train without it (counted)."""
+    """What to do with a slate without a target: refuse the run, or train without it (counted)."""
+    init_from: str | None = None
+    """Artifact folder whose adapter and head to start from (a warm start); null starts afresh."""
+    cache_hidden: bool = True
+    """Frozen backbone (adapter.rank=0): keep each slate's hidden states after its first forward, in one fixed order."""
     output: str
     """Folder for the artifact; must not exist."""
     storage: str = "runs"
@@ -124,7 +183,9 @@ class TrainConfig:
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    held_out: HeldOutConfig = field(default_factory=HeldOutConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
@@ -143,8 +204,10 @@ class TrainConfig:
             found.append(f"max_failures={self.max_failures} must be at least 0")
         if "://" in self.output:
             found.append(f"output={self.output!r} must be a local folder: MLflow keeps the artifact for other machines")
-        if self.max_steps is not None and self.max_steps < 1:
-            found.append(f"max_steps={self.max_steps} must be at least 1, or null")
+        for name in ("max_steps", "max_slates"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                found.append(f"{name}={value} must be at least 1, or null")
+        found.extend(self._objective_problems())
         per_round = self.micro_batch_slates * self.workers.num_workers
         if not found and self.global_batch_slates % per_round:
             found.append(
@@ -152,6 +215,29 @@ class TrainConfig:
                 f"must divide global_batch_slates={self.global_batch_slates}: use {per_round}, {2 * per_round}, ..."
             )
         return found
+
+    def _objective_problems(self) -> list[str]:
+        if self.objective == "spd":
+            return []
+        identifiers, target = self.prompt.identifiers, self.target
+        found = []
+        if identifiers == "none" or self.prompt.attention != "causal" or self.prompt.readout != "end":
+            found.append(
+                "objective='ar' names candidates in an answer: set prompt.identifiers to 'markers' or 'ordinals', and "
+                "leave prompt.readout and prompt.attention as they are"
+            )
+        if target.kind == "labels" and target.answer_tail == "sought" and identifiers == "ordinals":
+            found.append(
+                "target.answer_tail='sought' wants one token a name: set prompt.identifiers='markers', or another tail"
+            )
+        if self.adapter.rank == 0:
+            found.append("adapter.rank=0 leaves objective='ar' nothing to train: set it above 0")
+        return found
+
+    @property
+    def caches_hidden(self) -> bool:
+        """Whether hidden states are kept: the backbone does not change, and candidates keep their first order."""
+        return self.cache_hidden and self.adapter.rank == 0 and self.target.max_candidates is None
 
     @property
     def accumulation_steps(self) -> int:

@@ -1,25 +1,30 @@
 """Training slates: checked before Ray starts, streamed in an order that seed, epoch and request_id alone decide."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 import ray
-import torch
-from torch import Tensor
 
 from jobs.progress import progress
 from jobs.train_config import TrainConfig
-from spd.batch import Batch, collate
+from jobs.train_objectives import MicroBatch
 from spd.datasets.files import read_slates
 from spd.errors import DataError
-from spd.prompt import Encoder
 from spd.slate import Slate, check_unique, slate_from_row
+from spd.targets import has_target, label_tiers
 
 READ_ROWS = 256
+
+_NEEDS = {
+    "teacher": "a teacher_ranking: label the slates (jobs.label, jobs.prepare), or set target.kind='labels'",
+    "labels": "a relevance above 0: take slates with a positive, or set target.kind='teacher'",
+}
+
+MakeMicroBatch = Callable[[Sequence[Slate], Sequence[float], Sequence[int]], MicroBatch]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,45 +34,34 @@ class DataSummary:
     num_slates: int
     """Slates that will be trained on."""
     num_unlabelled: int
-    """Slates left out, for want of a teacher_ranking."""
+    """Slates left out, for want of a target."""
     max_candidates: int
     """Candidates of the largest."""
     digest: str
     """Identity of the slates, texts and targets, in the order of the files."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """One forward's slates with their targets.
-
-    position: int64 [B, N], the teacher's place of each candidate, -1 where it gives none.
-    weight: float32 [B], 1 over the slates of the whole step, 0 for a filler slate that only keeps ranks in step.
-    """
-
-    batch: Batch
-    position: Tensor
-    weight: Tensor
-
-
 def scan_training_data(config: TrainConfig) -> DataSummary:
     """Read the data once and return what is in it.
 
-    Raises DataError for a broken row, a repeated request_id, a slate with more than K candidates, or one without a
-    teacher unless those are to be skipped.
+    Raises DataError for a broken row, a repeated request_id, a slate with more candidates than K, or one without a
+    target unless those are to be skipped.
     """
     ids: list[str] = []
     digest = hashlib.sha256()
     largest = num_unlabelled = 0
-    for slate in progress(read_slates(config.train), None, "train: check the slates"):
+    slates = islice(read_slates(config.train), config.max_slates)
+    for slate in progress(slates, None, "train: check the slates"):
         ids.append(slate.request_id)
-        if not slate.teacher_ranking and config.unlabelled == "skip":
+        if not has_target(slate, config.target.kind) and config.unlabelled == "skip":
             num_unlabelled += 1
             continue
-        _check_trainable(slate, config.head.num_positions)
+        size = min(len(slate.candidates), config.target.max_candidates or len(slate.candidates))
+        _check_trainable(slate, size, config)
         digest.update(repr(slate).encode())
-        largest = max(largest, len(slate.candidates))
+        largest = max(largest, size)
     if len(ids) == num_unlabelled:
-        raise DataError(f"train={config.train!r} holds no slate with a teacher_ranking: prepare or label it first")
+        raise DataError(f"train={config.train!r} holds no slate with {_NEEDS[config.target.kind]}")
     check_unique(ids)
     return DataSummary(
         num_slates=len(ids) - num_unlabelled,
@@ -95,7 +89,7 @@ def global_batches(
     """
     step = 0
     for epoch in range(config.num_epochs):
-        ordered = epoch_order(_stream(dataset), config.shuffle_window_slates, config.seed, epoch)
+        ordered = epoch_order(_stream(dataset, config), config.shuffle_window_slates, config.seed, epoch)
         while step < total_steps and (slates := list(islice(ordered, config.global_batch_slates))):
             if step >= start_step:
                 yield epoch, slates
@@ -103,16 +97,27 @@ def global_batches(
 
 
 def micro_batches(
-    slates: Sequence[Slate], encoder: Encoder, rank: int, world_size: int, micro_size: int, num_micro: int
+    slates: Sequence[Slate],
+    make: MakeMicroBatch,
+    seeds: Sequence[int],
+    rank: int,
+    world_size: int,
+    micro_size: int,
+    num_micro: int,
 ) -> list[MicroBatch]:
     """Return this rank's share of a global batch as exactly `num_micro` micro-batches, filled up with weight 0."""
-    own = list(slates[rank::world_size])
+    own = list(zip(slates, seeds, strict=True))[rank::world_size]
     capacity = micro_size * num_micro
     assert len(own) <= capacity
-    padded = own + [slates[0]] * (capacity - len(own))
+    padded = own + [(slates[0], seeds[0])] * (capacity - len(own))
     weights = [1.0 / len(slates)] * len(own) + [0.0] * (capacity - len(own))
-    starts = range(0, capacity, micro_size)
-    return [_micro_batch(padded[i : i + micro_size], weights[i : i + micro_size], encoder) for i in starts]
+    found = []
+    for start in range(0, capacity, micro_size):
+        part = padded[start : start + micro_size]
+        found.append(
+            make([slate for slate, _ in part], weights[start : start + micro_size], [seed for _, seed in part])
+        )
+    return found
 
 
 def prefetch(items: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
@@ -124,47 +129,46 @@ def prefetch(items: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
             yield item
 
 
-def shuffled(slate: Slate, seed: int, epoch: int) -> Slate:
-    """Return the slate with its candidates in an order that seed, epoch and request_id decide, targets remapped."""
-    rng = np.random.default_rng(_hash(seed, epoch, slate.request_id))
-    return slate.reordered(rng.permutation(len(slate.candidates)).tolist())
+def shuffled(slate: Slate, seed: int, epoch: int, max_candidates: int | None = None) -> Slate:
+    """Return the slate with its candidates in an order that seed, epoch and request_id decide, targets remapped.
+
+    Of a larger slate so many candidates at random stay, the positives first among them.
+    """
+    order = np.random.default_rng(slate_seed(seed, epoch, slate)).permutation(len(slate.candidates)).tolist()
+    if max_candidates is not None and len(order) > max_candidates:
+        positive = {index for tier in label_tiers(slate) for index in tier}
+        kept = set(sorted(order, key=lambda index: index not in positive)[:max_candidates])
+        order = [index for index in order if index in kept]
+    return slate.reordered(order)
 
 
-def teacher_positions(slates: Sequence[Slate], size: int) -> Tensor:
-    """Return int64 [B, N]: the place the teacher gives each candidate, 0 = best, -1 where it gives none."""
-    position = torch.full((len(slates), size), -1, dtype=torch.int64)
-    for row, slate in enumerate(slates):
-        for place, candidate in enumerate(slate.teacher_ranking or ()):
-            position[row, candidate] = place
-    return position
+def slate_seed(seed: int, epoch: int, slate: Slate) -> int:
+    """Return the number that decides all that is random about a slate in an epoch."""
+    return _hash(seed, epoch, slate.request_id)
 
 
-def _micro_batch(slates: Sequence[Slate], weights: Sequence[float], encoder: Encoder) -> MicroBatch:
-    batch = collate([encoder.encode(slate) for slate in slates])
-    return MicroBatch(
-        batch=batch,
-        position=teacher_positions(slates, batch.readout.shape[1]),
-        weight=torch.tensor(weights, dtype=torch.float32),
-    )
-
-
-def _check_trainable(slate: Slate, num_positions: int) -> None:
+def _check_trainable(slate: Slate, size: int, config: TrainConfig) -> None:
     where = f"slate {slate.request_id!r}"
-    if len(slate.candidates) > num_positions:
+    if size > config.head.num_positions:
         raise DataError(
-            f"{where}: {len(slate.candidates)} candidates exceed head.num_positions={num_positions}: "
-            f"set head.num_positions={len(slate.candidates)} or more, or shorten the slates"
+            f"{where}: {size} candidates exceed head.num_positions={config.head.num_positions}: "
+            f"set head.num_positions={size} or more, or shorten the slates"
         )
-    if not slate.teacher_ranking:
+    if not has_target(slate, config.target.kind):
         raise DataError(
-            f"{where}: teacher_ranking is null: training needs a teacher's order: label it, "
-            "or set unlabelled='skip' to train without it"
+            f"{where}: target.kind={config.target.kind!r} needs {_NEEDS[config.target.kind]} "
+            "(or set unlabelled='skip' to train without the slate)"
         )
 
 
-def _stream(dataset: ray.data.DataIterator) -> Iterator[Slate]:
-    for table in dataset.iter_batches(batch_size=READ_ROWS, batch_format="pyarrow", prefetch_batches=1):
-        yield from (slate for slate in map(slate_from_row, table.to_pylist()) if slate.teacher_ranking)
+def _stream(dataset: ray.data.DataIterator, config: TrainConfig) -> Iterator[Slate]:
+    rows = (
+        row
+        for table in dataset.iter_batches(batch_size=READ_ROWS, batch_format="pyarrow", prefetch_batches=1)
+        for row in table.to_pylist()
+    )
+    slates = (slate_from_row(row) for row in rows)
+    return (slate for slate in slates if has_target(slate, config.target.kind))
 
 
 def _hash(seed: int, epoch: int, request_id: str) -> int:

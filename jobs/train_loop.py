@@ -16,17 +16,18 @@ import torch.distributed
 from peft import PeftModel, get_peft_model_state_dict
 from torch import Tensor
 
-from jobs.tracking import Tracker
-from jobs.train_config import LossConfig, TrainConfig, deepspeed_config
-from jobs.train_data import MicroBatch, global_batches, micro_batches, prefetch, shuffled
+from jobs.tracking import Tracker, metric_key
+from jobs.train_config import TrainConfig, deepspeed_config
+from jobs.train_data import global_batches, micro_batches, prefetch, shuffled, slate_seed
+from jobs.train_objectives import MicroBatch, Objective, build_objective
 from spd.artifact import RankerSpec, save_artifact
-from spd.backbone import add_adapter, load_backbone, load_tokenizer, resolve_backbone, resolve_dtype
+from spd.backbone import load_tokenizer, resolve_backbone, resolve_dtype
 from spd.errors import DataError
-from spd.head import build_head
-from spd.model import RankerModel, trainable_parameters
+from spd.metrics import default_positive_threshold, slate_metrics
+from spd.model import trainable_parameters
 from spd.prompt import Encoder
 from spd.schedule import warmup_cosine
-from spd.sinkhorn import pairwise_logistic, sinkhorn_cross_entropy
+from spd.slate import Slate
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 CHECKPOINT_TAG = "deepspeed"
 ARTIFACT_FOLDER = "artifact"
 BACKBONE_PREFIX, HEAD_PREFIX = "backbone.", "head."
+CURVE_METRICS = ("auc", "ndcg@10", "r@1", "r@10", "kendall_tau")
 LINE_INTERVAL_S = 10.0
 TERMINAL_INTERVAL_S = 2.0
 
@@ -47,6 +49,7 @@ class WorkerPlan:
     total_steps: int
     run_id: str
     on_terminal: bool
+    held_out: tuple[Slate, ...]
 
 
 def train_worker(plan: WorkerPlan) -> None:
@@ -57,22 +60,28 @@ def train_worker(plan: WorkerPlan) -> None:
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
     encoder = Encoder(load_tokenizer(resolve_backbone(config.backbone.source)), config.prompt)
-    engine = build_engine(plan, ray.train.torch.get_device())
+    objective = build_objective(config, plan.spec, encoder)
+    engine = build_engine(plan, objective, ray.train.torch.get_device())
     start_step = _restore(engine)
     reporter = StepReporter(plan, start_step) if rank == 0 else None
-    for step, micros in enumerate(prefetch(_own_steps(plan, encoder, rank, world_size, start_step)), start=start_step):
-        loss = train_step(engine, micros, config.loss, scale=config.accumulation_steps * world_size)
+    steps = prefetch(_own_steps(plan, objective, rank, world_size, start_step))
+    for step, micros in enumerate(steps, start=start_step):
+        loss = train_step(engine, objective, micros, step, scale=config.accumulation_steps * world_size)
         mean_loss = _sum_over_ranks(loss)
         if not torch.isfinite(mean_loss):
             raise DataError(f"loss is {mean_loss.item()} at step {step}: lower optimizer.adapter_lr or head_lr")
         if reporter is not None:
             reporter.step(step, mean_loss, engine)
         last = step + 1 == plan.total_steps
+        if plan.held_out and (last or (step + 1) % config.held_out.every_steps == 0):
+            metrics = evaluate_held_out(engine, objective, plan.held_out, rank, world_size)
+            if reporter is not None:
+                reporter.held_out(step, metrics)
         if last or (step + 1) % config.checkpoint.every_steps == 0:
             _checkpoint(engine, plan, encoder, rank, step, with_artifact=last)
 
 
-def build_engine(plan: WorkerPlan, device: torch.device) -> "DeepSpeedEngine":
+def build_engine(plan: WorkerPlan, objective: Objective, device: torch.device) -> "DeepSpeedEngine":
     """Return the DeepSpeed engine over a fresh model; the seed alone decides its initial weights."""
     import deepspeed
 
@@ -80,7 +89,7 @@ def build_engine(plan: WorkerPlan, device: torch.device) -> "DeepSpeedEngine":
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     config = plan.config
     dtype = resolve_dtype(config.backbone.precision, device)
-    model = build_model(config, plan.spec)
+    model = objective.build_model().train()
     float_buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     parameters = trainable_parameters(model)
     optimizer = torch.optim.AdamW(_parameter_groups(config, parameters), weight_decay=config.optimizer.weight_decay)
@@ -96,26 +105,16 @@ def build_engine(plan: WorkerPlan, device: torch.device) -> "DeepSpeedEngine":
     return engine
 
 
-def build_model(config: TrainConfig, spec: RankerSpec) -> RankerModel:
-    """Return the float32 model with a fresh adapter and head; the backbone itself is frozen."""
-    torch.manual_seed(config.seed)
-    backbone = load_backbone(resolve_backbone(config.backbone.source), config.backbone.num_layers, torch.float32)
-    hidden_size = int(backbone.config.hidden_size)
-    return RankerModel(
-        add_adapter(backbone, config.adapter), build_head(spec.head, hidden_size, spec.num_positions)
-    ).train()
-
-
-def train_step(engine: "DeepSpeedEngine", micros: Sequence[MicroBatch], config: LossConfig, scale: float) -> Tensor:
+def train_step(
+    engine: "DeepSpeedEngine", objective: Objective, micros: Sequence[MicroBatch], step: int, scale: float
+) -> Tensor:
     """Run one optimiser step; return this rank's part of the step's mean loss.
 
     scale undoes DeepSpeed's division by micro-batches and ranks: the weights already sum to 1 over the global batch.
     """
     total = torch.zeros((), device=engine.device)
     for micro in micros:
-        batch = micro.batch.to(engine.device)
-        scores = engine(batch.input_ids, batch.readout, batch.candidate_mask)
-        losses = slate_losses(scores, micro.position.to(engine.device), batch.candidate_mask, config)
+        losses = objective.losses(engine, micro, step, engine.device)
         loss = (losses * micro.weight.to(engine.device)).sum()
         engine.backward(loss * scale)
         engine.step()
@@ -123,12 +122,20 @@ def train_step(engine: "DeepSpeedEngine", micros: Sequence[MicroBatch], config: 
     return total
 
 
-def slate_losses(scores_BNK: Tensor, position_BN: Tensor, mask_BN: Tensor, config: LossConfig) -> Tensor:
-    """Return float32 [B]: Sinkhorn cross-entropy plus the weighted pairwise term."""
-    losses = sinkhorn_cross_entropy(scores_BNK, position_BN, mask_BN, config.tau, config.sinkhorn_iterations)
-    if config.pairwise_weight:
-        losses = losses + config.pairwise_weight * pairwise_logistic(scores_BNK, position_BN, mask_BN)
-    return losses
+def evaluate_held_out(
+    engine: "DeepSpeedEngine", objective: Objective, slates: Sequence[Slate], rank: int, world_size: int
+) -> dict[str, float]:
+    """Return the mean of each of CURVE_METRICS over the slates that define it; every rank takes its share."""
+    own = slates[rank::world_size]
+    threshold = default_positive_threshold(slate.relevance for slate in slates)
+    engine.module.eval()
+    orders = objective.rank(engine.module, own)
+    engine.module.train()
+    rows = [slate_metrics(o, s, positive_threshold=threshold) for o, s in zip(orders, own, strict=True)]
+    defined = [[value for row in rows if (value := row[name]) is not None] for name in CURVE_METRICS]
+    sums = torch.tensor([[sum(values), len(values)] for values in defined], dtype=torch.float64, device=engine.device)
+    totals = _sum_over_ranks(sums).tolist()
+    return {name: total / count for name, (total, count) in zip(CURVE_METRICS, totals, strict=True) if count}
 
 
 class StepReporter:
@@ -161,15 +168,30 @@ class StepReporter:
                 f"{slates_per_s:.2f} slates/s, {left_s:.0f} s left"
             )
 
+    def held_out(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Account for one evaluation on held-out slates."""
+        self._tracker.log_metrics({f"held_out_{metric_key(name)}": value for name, value in metrics.items()}, step)
+        _write_line(f"train: step {step + 1} held out: " + ", ".join(f"{k} {v:.3f}" for k, v in metrics.items()))
+
 
 def _own_steps(
-    plan: WorkerPlan, encoder: Encoder, rank: int, world_size: int, start_step: int
+    plan: WorkerPlan, objective: Objective, rank: int, world_size: int, start_step: int
 ) -> Iterator[list[MicroBatch]]:
     config = plan.config
     dataset = ray.train.get_dataset_shard("train")
     for epoch, slates in global_batches(dataset, config, start_step, plan.total_steps):
-        mixed = [shuffled(slate, config.seed, epoch) for slate in slates]
-        yield micro_batches(mixed, encoder, rank, world_size, config.micro_batch_slates, config.accumulation_steps)
+        order_epoch = 0 if config.caches_hidden else epoch
+        mixed = [shuffled(slate, config.seed, order_epoch, config.target.max_candidates) for slate in slates]
+        seeds = [slate_seed(config.seed, epoch, slate) for slate in slates]
+        yield micro_batches(
+            mixed,
+            objective.micro_batch,
+            seeds,
+            rank,
+            world_size,
+            config.micro_batch_slates,
+            config.accumulation_steps,
+        )
 
 
 def _parameter_groups(config: TrainConfig, parameters: Mapping[str, torch.nn.Parameter]) -> list[dict[str, object]]:

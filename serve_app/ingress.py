@@ -154,7 +154,7 @@ class Ingress:
         encoded_at = perf_counter()
         scores = await self._score(encoded)
         scored_at = perf_counter()
-        ranking = await self._in_thread(decode_for, self._spec, scores)
+        ranking = await self._in_thread(decode_for, self._spec, scores, encoded.order)
         latency = Latency(
             encode=_milliseconds(start, encoded_at),
             prefill=_milliseconds(encoded_at, scored_at),

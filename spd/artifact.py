@@ -2,13 +2,12 @@
 
 ranker.json                  RankerSpec: backbone id and hash, prompt, K, head, decoder, ...
 adapter_model.safetensors    LoRA weights, with PEFT's adapter_config.json (absent for a frozen backbone)
-head.safetensors             head weights, float32
+head.safetensors             head weights, float32 (absent for objective = "ar")
 tokenizer.json, ...          the tokenizer
 manifest.json                sha256 of every other file, checked at load
 """
 
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -28,7 +27,6 @@ from spd.backbone import (
     Precision,
     backbone_sha256,
     cast_parameters,
-    file_sha256,
     load_backbone,
     load_tokenizer,
     quiet_loading,
@@ -39,16 +37,17 @@ from spd.config import build_config
 from spd.decode import DecoderName
 from spd.errors import ArtifactError, ConfigError
 from spd.head import HeadName, build_head
+from spd.manifest import MANIFEST_FILE, SPEC_FILE, check_manifest, read_json_object, write_json_object, write_manifest
 from spd.model import RankerModel
 from spd.prompt import Encoder, PromptConfig
 from spd.sinkhorn import DEFAULT_ITERATIONS, sinkhorn_problems
 
-FORMAT_VERSION = 1
-SPEC_FILE = "ranker.json"
+Objective = Literal["spd", "ar"]
+
+FORMAT_VERSION = 2
 HEAD_FILE = "head.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
-MANIFEST_FILE = "manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,16 +60,14 @@ class RankerSpec:
     """Identity of that backbone's files."""
     prompt: PromptConfig = field(default_factory=PromptConfig)
     """How slates are written out."""
+    objective: Objective = "spd"
+    """spd: a head reads the order off one pass. ar: an autoregressive ranker, which has no head and writes it out."""
     num_positions: int
     """K, the columns of the score matrix."""
     max_trained_candidates: int
     """Largest slate trained on: later columns of the matrix have learned nothing."""
     head: HeadName = "self_attention"
     """Which of the three heads."""
-    readout: Literal["end"] = "end"
-    """Where a candidate's hidden state is read: the separator that closes it."""
-    attention: Literal["causal"] = "causal"
-    """What a candidate's tokens see."""
     decoder: DecoderName = "lap"
     """Decoder used unless the caller names another."""
     tau: float = 1.0
@@ -110,11 +107,12 @@ def save_artifact(
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         tokenizer.save_pretrained(aside)
-        save_file({name: tensor.contiguous() for name, tensor in head_state.items()}, aside / HEAD_FILE)
+        if spec.objective == "spd":
+            save_file({name: tensor.contiguous() for name, tensor in head_state.items()}, aside / HEAD_FILE)
         if adapter is not None:
             _save_adapter(aside, *adapter, spec.backbone.source)
-        _write_json(aside / SPEC_FILE, asdict(spec))
-        _write_json(aside / MANIFEST_FILE, _manifest(aside))
+        write_json_object(aside / SPEC_FILE, asdict(spec))
+        write_manifest(aside)
         aside.chmod(0o755)
         aside.rename(folder)
     finally:
@@ -125,8 +123,9 @@ def load_spec(folder: Path) -> RankerSpec:
     """Return the spec of an artifact whose files all match its manifest; raises ArtifactError naming what does not."""
     if not folder.is_dir():
         raise ArtifactError(f"artifact={str(folder)!r} is no folder: give the output folder of jobs.train")
-    _check_manifest(folder)
-    values = _read_json(folder / SPEC_FILE)
+    check_manifest(folder)
+    values = read_json_object(folder / SPEC_FILE)
+    has_head = (folder / HEAD_FILE).is_file()
     version = values.get("format_version")
     if version != FORMAT_VERSION:
         raise ArtifactError(
@@ -134,9 +133,12 @@ def load_spec(folder: Path) -> RankerSpec:
             "train again, or install the release that wrote it"
         )
     try:
-        return build_config(RankerSpec, values)
+        spec = build_config(RankerSpec, values)
     except ConfigError as error:
         raise ArtifactError(f"artifact {str(folder)!r}: {SPEC_FILE}: {error}") from None
+    if spec.objective == "spd" and not has_head:
+        raise ArtifactError(f"artifact {str(folder)!r}: {HEAD_FILE} is missing: copy the whole folder again")
+    return spec
 
 
 def model_version(folder: Path) -> str:
@@ -161,13 +163,33 @@ def load_model(
     precision and backbone_source override the spec's; another source must hold the same files.
     Raises ArtifactError when the backbone's hash or a tensor's shape is not what the spec says.
     """
-    loaded = _load_backbone(spec, backbone_source)
-    head = build_head(spec.head, int(loaded.config.hidden_size), spec.num_positions)
-    backbone: torch.nn.Module = loaded
-    if spec.has_adapter:
-        backbone = _load_adapter(folder, loaded).merge_and_unload()
+    if spec.objective != "spd":
+        raise ArtifactError(
+            f"artifact {str(folder)!r} is an autoregressive ranker (objective='ar'): load it with ArRanker, or label "
+            "slates with it (jobs.label) and train a student on them"
+        )
+    backbone = load_merged_backbone(folder, spec, backbone_source)
+    head = build_spec_head(spec, int(backbone.config.hidden_size))
     _load_head(folder, head)
-    return _for_inference(backbone, head, resolve_dtype(precision or spec.backbone.precision, device), device)
+    dtype = resolve_dtype(precision or spec.backbone.precision, device)
+    return _for_inference(RankerModel(cast_parameters(backbone, dtype), head, spec.prompt.attention), device)
+
+
+def load_merged_backbone(folder: Path | None, spec: RankerSpec, backbone_source: str | None = None) -> PreTrainedModel:
+    """Return the float32 backbone with the artifact's LoRA merged in; without a folder, as it came.
+
+    Raises ArtifactError when the backbone's hash or a tensor's shape is not what the spec says.
+    """
+    loaded = load_backbone(check_backbone(spec, backbone_source), spec.backbone.num_layers, torch.float32)
+    if folder is None or not spec.has_adapter:
+        return loaded
+    merged: PreTrainedModel = _load_adapter(folder, loaded).merge_and_unload()
+    return merged
+
+
+def build_spec_head(spec: RankerSpec, hidden_size: int) -> torch.nn.Module:
+    """Return a fresh head of the spec over hidden states and features."""
+    return build_head(spec.head, hidden_size + spec.prompt.num_features, spec.num_positions)
 
 
 def build_untrained_model(
@@ -178,10 +200,30 @@ def build_untrained_model(
     backbone_source: str | None = None,
 ) -> RankerModel:
     """Return the spec's backbone as it came, under a head with fresh weights: what training is measured against."""
-    backbone = _load_backbone(spec, backbone_source)
+    backbone = load_merged_backbone(None, spec, backbone_source)
     torch.manual_seed(seed)
-    head = build_head(spec.head, int(backbone.config.hidden_size), spec.num_positions)
-    return _for_inference(backbone, head, resolve_dtype(precision or spec.backbone.precision, device), device)
+    head = build_spec_head(spec, int(backbone.config.hidden_size))
+    dtype = resolve_dtype(precision or spec.backbone.precision, device)
+    return _for_inference(RankerModel(cast_parameters(backbone, dtype), head, spec.prompt.attention), device)
+
+
+def load_trained_state(folder: Path, backbone: torch.nn.Module, head: torch.nn.Module | None) -> None:
+    """Load an artifact's adapter into an adapted backbone, and its head: a warm start.
+
+    Raises ArtifactError when a tensor does not fit.
+    """
+    if isinstance(backbone, PeftModel):
+        state = load_file(folder / ADAPTER_FILE)
+        wanted = get_peft_model_state_dict(backbone, save_embedding_layers=False)
+        unlike = [name for name in wanted if name not in state or state[name].shape != wanted[name].shape]
+        if unlike or len(state) != len(wanted):
+            name = min(unlike or state.keys() - wanted.keys())
+            raise ArtifactError(
+                f"artifact {str(folder)!r}: {ADAPTER_FILE}: {name} does not fit: set the same adapter.rank"
+            )
+        set_peft_model_state_dict(backbone, state)
+    if head is not None:
+        _load_head(folder, head)
 
 
 def check_backbone(spec: RankerSpec, source_override: str | None = None) -> Path:
@@ -197,14 +239,8 @@ def check_backbone(spec: RankerSpec, source_override: str | None = None) -> Path
     return backbone_folder
 
 
-def _load_backbone(spec: RankerSpec, source_override: str | None) -> PreTrainedModel:
-    return load_backbone(check_backbone(spec, source_override), spec.backbone.num_layers, torch.float32)
-
-
-def _for_inference(
-    backbone: torch.nn.Module, head: torch.nn.Module, dtype: torch.dtype, device: torch.device
-) -> RankerModel:
-    return RankerModel(cast_parameters(backbone, dtype), head).to(device).eval().requires_grad_(False)
+def _for_inference(model: RankerModel, device: torch.device) -> RankerModel:
+    return model.to(device).eval().requires_grad_(False)
 
 
 def _load_head(folder: Path, head: torch.nn.Module) -> None:
@@ -243,46 +279,3 @@ def _save_adapter(folder: Path, state: Mapping[str, Tensor], model: PeftModel, s
     config.base_model_name_or_path = source  # PEFT would write the cache folder of this machine
     config.inference_mode = True
     config.save_pretrained(folder)
-
-
-def _manifest(folder: Path) -> dict[str, str]:
-    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_FILE)
-    return {name: file_sha256(folder / name) for name in names}
-
-
-def _check_manifest(folder: Path) -> None:
-    manifest = _read_json(folder / MANIFEST_FILE)
-    for needed in (SPEC_FILE, HEAD_FILE):
-        if needed not in manifest:
-            raise ArtifactError(
-                f"artifact {str(folder)!r}: {MANIFEST_FILE} lists no {needed}: it is no ranker artifact"
-            )
-    unlisted = sorted({path.name for path in folder.iterdir()} - manifest.keys() - {MANIFEST_FILE})
-    if unlisted:
-        raise ArtifactError(f"artifact {str(folder)!r}: {unlisted[0]} is not in {MANIFEST_FILE}: remove it")
-    for name, expected in manifest.items():
-        if not (folder / name).is_file():
-            raise ArtifactError(f"artifact {str(folder)!r}: {name} is missing: copy the whole folder again")
-        if (found := file_sha256(folder / name)) != expected:
-            raise ArtifactError(
-                f"artifact {str(folder)!r}: {name} has sha256 {found[:12]}, {MANIFEST_FILE} says "
-                f"{str(expected)[:12]}: the file is corrupt or was edited; copy or train it again"
-            )
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ArtifactError(
-            f"artifact {str(path.parent)!r}: {path.name} is missing: it is no ranker artifact"
-        ) from None
-    except ValueError as error:
-        raise ArtifactError(f"artifact {str(path.parent)!r}: {path.name} is no JSON ({error}): copy it again") from None
-    if not isinstance(values, dict):
-        raise ArtifactError(f"artifact {str(path.parent)!r}: {path.name} must hold a JSON object")
-    return values
-
-
-def _write_json(path: Path, values: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")

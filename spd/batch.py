@@ -1,7 +1,7 @@
 """Encoded slates -> padded batches, grouped by length under a token budget.
 
-B slates, N candidates, L tokens. Padding stands on the right: under a causal mask no real token ever sees it, so a
-batch needs no attention mask and its scores do not depend on what it was batched with.
+B slates, N candidates, L tokens, F features. Padding stands on the right: under a causal mask no real token ever sees
+it, so a batch needs no attention mask and its scores do not depend on what it was batched with.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,17 @@ from spd.prompt import EncodedSlate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Slates side by side.
+    """Slates side by side; candidates in the order of the prompt (EncodedSlate.order).
 
     input_ids: int64 [B, L]. readout: int64 [B, N]. candidate_mask: bool [B, N], True = a real candidate.
+    features: float32 [B, N, F]. prefix_tokens: int64 [B], tokens before the first candidate.
     """
 
     input_ids: Tensor
     readout: Tensor
     candidate_mask: Tensor
+    features: Tensor
+    prefix_tokens: Tensor
 
     @property
     def num_candidates(self) -> list[int]:
@@ -37,25 +40,36 @@ class Batch:
             input_ids=self.input_ids.to(device),
             readout=self.readout.to(device),
             candidate_mask=self.candidate_mask.to(device),
+            features=self.features.to(device),
+            prefix_tokens=self.prefix_tokens.to(device),
         )
 
 
 def collate(slates: Sequence[EncodedSlate]) -> Batch:
     """Return the slates as one right-padded batch."""
-    length = max(len(slate.input_ids) for slate in slates)
     size = max(len(slate.readout) for slate in slates)
-    input_ids = np.zeros((len(slates), length), dtype=np.int64)
     readout = np.zeros((len(slates), size), dtype=np.int64)
     mask = np.zeros((len(slates), size), dtype=bool)
+    features = np.zeros((len(slates), size, slates[0].features.shape[1]), dtype=np.float32)
     for row, slate in enumerate(slates):
-        input_ids[row, : len(slate.input_ids)] = slate.input_ids
         readout[row, : len(slate.readout)] = slate.readout
         mask[row, : len(slate.readout)] = True
+        features[row, : len(slate.readout)] = slate.features
     return Batch(
-        input_ids=torch.from_numpy(input_ids),
+        input_ids=pad_ids([slate.input_ids for slate in slates]),
         readout=torch.from_numpy(readout),
         candidate_mask=torch.from_numpy(mask),
+        features=torch.from_numpy(features),
+        prefix_tokens=torch.tensor([slate.prefix_tokens for slate in slates], dtype=torch.int64),
     )
+
+
+def pad_ids(rows: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
+    """Return int64 [B, L], the rows padded on the right."""
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return torch.from_numpy(padded)
 
 
 def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

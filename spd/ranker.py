@@ -1,11 +1,11 @@
-"""The one inference path, three verbs: `encode` (slates -> Batch), `score` (Batch -> matrices), `decode` (-> rankings).
+"""The one inference path, three verbs: `encode` (slate -> prompt, Batch), `score` (-> matrix), `decode` (-> ranking).
 
 >>> ranker = Ranker.from_pretrained("demo/artifact")
 >>> ranker.rank("space opera", ["Star Wars", "Fargo", "Alien"], top_n=2)
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,17 +80,18 @@ class Ranker:
     def rank_slates(self, slates: Sequence[Slate], batch_tokens: int = DEFAULT_BATCH_TOKENS) -> list[Ranking]:
         """Return one ranking a slate, in the order given; forwards hold at most `batch_tokens` padded tokens."""
         rankings: dict[int, Ranking] = {}
-        for index, scores in self.score_slates(slates, batch_tokens):
-            rankings[index] = self.decode_one(scores)
+        for index, encoded, scores in self.score_slates(slates, batch_tokens):
+            rankings[index] = self.decode(scores, encoded.order)
         return [rankings[index] for index in range(len(slates))]
 
     def score_slates(
         self, slates: Sequence[Slate], batch_tokens: int = DEFAULT_BATCH_TOKENS
-    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield (index of the slate, its scores float32 [n, n]) as batches finish, longest slates first."""
+    ) -> Iterator[tuple[int, EncodedSlate, NDArray[np.float32]]]:
+        """Yield (index of the slate, its prompt, its scores float32 [n, n]) as batches finish, longest slates first."""
         encoded = [self.encode_one(slate) for slate in slates]
         for group in plan_batches([len(slate.input_ids) for slate in encoded], batch_tokens):
-            yield from zip(group, self.score(collate([encoded[i] for i in group])), strict=True)
+            for index, scores in zip(group, self.score(collate([encoded[i] for i in group])), strict=True):
+                yield index, encoded[index], scores
 
     def encode(self, slates: Sequence[Slate]) -> Batch:
         """Return the slates as one right-padded batch; raises DataError for a slate that cannot be ranked."""
@@ -101,16 +102,19 @@ class Ranker:
         return encode_within(self.encoder, slate, self.spec.max_candidates)
 
     def score(self, batch: Batch) -> list[NDArray[np.float32]]:
-        """Return each slate's score matrix, float32 [n, n]: candidate x rank position."""
+        """Return each slate's score matrix, float32 [n, n]: candidate (at its place in the prompt) x rank position."""
         return score_batch(self.model, batch)
 
-    def decode(self, scores: Sequence[NDArray[np.float32]], decoder: DecoderName | None = None) -> list[Ranking]:
-        """Return one ranking a matrix, by the artifact's decoder unless another is named."""
-        return [self.decode_one(matrix, decoder) for matrix in scores]
+    def decode(
+        self, scores: NDArray[np.float32], order: NDArray[np.int32] | None = None, decoder: DecoderName | None = None
+    ) -> Ranking:
+        """Return the ranking of one matrix [n, n], by the artifact's decoder unless another is named.
 
-    def decode_one(self, scores: NDArray[np.float32], decoder: DecoderName | None = None) -> Ranking:
-        """Return the ranking of one matrix [n, n]; raises DataError if it is not finite."""
-        return decode_for(self.spec, scores, decoder)
+        order: EncodedSlate.order, the candidate at each place of the prompt; None where that is the input order.
+        Raises DataError if the matrix is not finite.
+        """
+        places = np.arange(len(scores), dtype=np.int32) if order is None else order
+        return decode_for(self.spec, scores, places, decoder)
 
 
 def encode_within(encoder: Encoder, slate: Slate, max_candidates: int) -> EncodedSlate:
@@ -127,10 +131,19 @@ def score_batch(model: RankerModel, batch: Batch) -> list[NDArray[np.float32]]:
     """Return each slate's score matrix, float32 [n, n], on the CPU; one forward pass."""
     with torch.inference_mode():
         on_device = batch.to(model.device)
-        scores = model(on_device.input_ids, on_device.readout, on_device.candidate_mask).float().cpu().numpy()
+        scores = model(on_device).float().cpu().numpy()
     return [matrix[:size, :size] for matrix, size in zip(scores, batch.num_candidates, strict=True)]
 
 
-def decode_for(spec: RankerSpec, scores: NDArray[np.float32], decoder: DecoderName | None = None) -> Ranking:
-    """Return the ranking of one matrix [n, n] by the spec's decoder and Sinkhorn settings."""
-    return decode_scores(scores, decoder or spec.decoder, spec.tau, spec.sinkhorn_iterations)
+def decode_for(
+    spec: RankerSpec,
+    scores: NDArray[np.float32],
+    order: NDArray[np.int32],
+    decoder: DecoderName | None = None,
+) -> Ranking:
+    """Return the ranking of one matrix [n, n] by the spec's decoder and Sinkhorn settings, in the slate's own indices.
+
+    order: EncodedSlate.order. Ties go to the earlier place of the prompt.
+    """
+    ranking = decode_scores(scores, decoder or spec.decoder, spec.tau, spec.sinkhorn_iterations)
+    return replace(ranking, order=tuple(int(order[place]) for place in ranking.order))

@@ -71,17 +71,22 @@ class Slate:
             raise DataError(f"{where}: extra_teacher_rankings without a teacher_ranking: put the first one there")
 
     def reordered(self, order: Sequence[int]) -> "Slate":
-        """Return the slate with candidate `order[p]` at place p; labels, scores and rankings follow."""
+        """Return the slate with candidate `order[p]` at place p; labels, scores and rankings follow.
+
+        An order of some candidates only leaves the others out, of the rankings too.
+        """
         place = {old: new for new, old in enumerate(order)}
+
+        def follow(ranking: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(place[old] for old in ranking if old in place)
+
         return replace(
             self,
             candidates=tuple(self.candidates[old] for old in order),
             relevance=None if self.relevance is None else tuple(self.relevance[old] for old in order),
             score=None if self.score is None else tuple(self.score[old] for old in order),
-            teacher_ranking=None if self.teacher_ranking is None else tuple(place[old] for old in self.teacher_ranking),
-            extra_teacher_rankings=tuple(
-                tuple(place[old] for old in ranking) for ranking in self.extra_teacher_rankings
-            ),
+            teacher_ranking=None if self.teacher_ranking is None else follow(self.teacher_ranking),
+            extra_teacher_rankings=tuple(map(follow, self.extra_teacher_rankings)),
         )
 
 

@@ -11,6 +11,7 @@ from spd.artifact import RankerSpec, save_artifact
 from spd.backbone import AdapterConfig, BackboneConfig, add_adapter, backbone_sha256, load_backbone, load_tokenizer
 from spd.head import build_head
 from spd.model import RankerModel
+from spd.prompt import PromptConfig
 from spd.ranker import Ranker
 from spd.slate import Candidate, Slate
 
@@ -42,6 +43,7 @@ def build_tiny_backbone(folder: Path) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=8192,
+        tie_word_embeddings=True,
     )
     LlamaModel(config).save_pretrained(folder)
 
@@ -62,7 +64,13 @@ def tiny_artifact(tiny_backbone: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def build_tiny_artifact(backbone_folder: Path, folder: Path, num_positions: int = 32, seed: int = 0) -> RankerModel:
+def build_tiny_artifact(
+    backbone_folder: Path,
+    folder: Path,
+    num_positions: int = 32,
+    seed: int = 0,
+    prompt: PromptConfig = PromptConfig(),  # noqa: B008 (frozen)
+) -> RankerModel:
     """Write an artifact with random weights; returns the unmerged model that it holds."""
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -74,10 +82,12 @@ def build_tiny_artifact(backbone_folder: Path, folder: Path, num_positions: int 
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.05)  # PEFT starts B at zero: an adapter that changes nothing tests nothing
-    model = RankerModel(adapted, build_head("self_attention", 32, num_positions)).eval()
+    head = build_head("self_attention", 32 + prompt.num_features, num_positions)
+    model = RankerModel(adapted, head, prompt.attention).eval()
     spec = RankerSpec(
         backbone=BackboneConfig(source=str(backbone_folder), precision="fp32"),
         backbone_sha256=backbone_sha256(backbone_folder),
+        prompt=prompt,
         num_positions=num_positions,
         max_trained_candidates=num_positions,
         has_adapter=True,

@@ -11,11 +11,12 @@ ROOT = Path(__file__).parents[2]
 FORBIDDEN_IN_SPD = {"ray", "mlflow", "fastapi", "deepspeed", "jobs", "serve_app"}
 LAYERS = [
     {"errors"},
-    {"slate", "config", "schedule", "head"},
-    {"prompt", "sinkhorn", "metrics", "teacher", "model", "backbone"},
+    {"slate", "config", "schedule", "head", "answer"},
+    {"prompt", "sinkhorn", "metrics", "teacher", "targets", "backbone"},
     {"batch", "decode", "datasets"},
+    {"model", "manifest"},
     {"artifact"},
-    {"ranker"},
+    {"ranker", "autoregressive"},
 ]
 SPD = sorted((ROOT / "spd").rglob("*.py"))
 MODULES = [path for folder in ("spd", "jobs", "serve_app") for path in sorted((ROOT / folder).rglob("*.py"))]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spd.batch import collate
 from spd.decode import DECODERS
+from spd.prompt import PromptConfig
 from spd.ranker import Ranker, score_batch
 from spd.slate import Candidate, Slate
 from tests.conftest import build_tiny_artifact, make_slate
@@ -28,8 +29,8 @@ def test_any_text_is_ranked_to_a_permutation(tiny_ranker: Ranker, query: str, do
 def test_padding_and_batch_size_change_no_ranking(tiny_ranker: Ranker) -> None:
     slates = [make_slate(size, f"r{size}", query="space " * size) for size in range(1, 25)]
 
-    alone = [tiny_ranker.decode(tiny_ranker.score(tiny_ranker.encode([slate])))[0] for slate in slates]
-    together = tiny_ranker.decode(tiny_ranker.score(tiny_ranker.encode(slates)))
+    alone = [tiny_ranker.decode(tiny_ranker.score(tiny_ranker.encode([slate]))[0]) for slate in slates]
+    together = [tiny_ranker.decode(scores) for scores in tiny_ranker.score(tiny_ranker.encode(slates))]
     bucketed = tiny_ranker.rank_slates(slates, batch_tokens=600)
 
     assert [ranking.order for ranking in together] == [ranking.order for ranking in alone]
@@ -64,9 +65,9 @@ def test_bf16_swaps_only_near_ties(tiny_artifact: Path, tiny_ranker: Ranker, dec
     exact, rounded = tiny_ranker.score(batch)[0], in_bf16.score(batch)[0]
 
     assert np.abs(exact - rounded).max() < 0.05  # the tolerance stated in docs/method.md
-    order = in_bf16.decode([rounded], decoder)[0].order
+    order = in_bf16.decode(rounded, decoder=decoder).order
     total = exact[list(order), range(12)].sum()
-    best = exact[list(tiny_ranker.decode([exact], decoder)[0].order), range(12)].sum()
+    best = exact[list(tiny_ranker.decode(exact, decoder=decoder).order), range(12)].sum()
     assert total >= best - 2 * 12 * 0.05
 
 
@@ -81,3 +82,41 @@ def test_a_causal_ranker_reads_the_candidates_in_order(tiny_ranker: Ranker) -> N
 
     torch.testing.assert_close(hidden[0][0], hidden[1][0])  # the first candidate never sees the second
     assert not torch.allclose(hidden[0][1], hidden[1][1])
+
+
+def test_an_independent_ranker_knows_no_input_order(tiny_backbone: Path, tmp_path: Path) -> None:
+    build_tiny_artifact(tiny_backbone, tmp_path / "artifact", prompt=PromptConfig(attention="independent"))
+    ranker = Ranker.from_pretrained(tmp_path / "artifact", device=torch.device("cpu"))
+    slate = make_slate(24)
+    orders = [np.random.default_rng(seed).permutation(24).tolist() for seed in range(8)]
+
+    rankings = ranker.rank_slates([slate.reordered(order) for order in orders])
+
+    named = [[order[i] for i in ranking.order] for order, ranking in zip(orders, rankings, strict=True)]
+    assert all(one == named[0] for one in named)
+    assert len({ranking.relevance_score for ranking in rankings}) == 1
+
+
+def test_an_independent_candidate_sees_the_query_and_itself_only(tiny_backbone: Path, tmp_path: Path) -> None:
+    build_tiny_artifact(tiny_backbone, tmp_path / "artifact", prompt=PromptConfig(attention="independent"))
+    ranker = Ranker.from_pretrained(tmp_path / "artifact", device=torch.device("cpu"))
+    slate, alone = make_slate(6), make_slate(1)
+
+    together = ranker.model.read(ranker.encode([slate]))[0]
+
+    place = ranker.encode_one(slate).order.tolist().index(0)
+    torch.testing.assert_close(together[place], ranker.model.read(ranker.encode([alone]))[0, 0], atol=1e-6, rtol=1e-5)
+
+
+def test_a_tail_readout_has_seen_every_candidate(tiny_backbone: Path, tmp_path: Path) -> None:
+    prompt = PromptConfig(identifiers="markers", readout="tail")
+    build_tiny_artifact(tiny_backbone, tmp_path / "artifact", prompt=prompt)
+    ranker = Ranker.from_pretrained(tmp_path / "artifact", device=torch.device("cpu"))
+    slates = [
+        Slate(request_id=text, query="q", candidates=(Candidate("0", "x"), Candidate("1", text))) for text in ("y", "z")
+    ]
+
+    first, second = (ranker.model.read(ranker.encode([slate]))[0, 0] for slate in slates)
+
+    assert not torch.allclose(first, second)
+    assert sorted(ranker.rank_slates(slates)[0].order) == [0, 1]

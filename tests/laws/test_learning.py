@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from jobs.train_config import LossConfig
-from jobs.train_data import teacher_positions
-from jobs.train_loop import slate_losses
+from jobs.train_objectives import slate_losses
 from spd.backbone import AdapterConfig, add_adapter, load_backbone, load_tokenizer
 from spd.batch import collate
 from spd.decode import decode_scores
@@ -19,6 +18,7 @@ from spd.model import RankerModel, trainable_parameters
 from spd.prompt import Encoder, PromptConfig
 from spd.ranker import score_batch
 from spd.slate import Slate
+from spd.targets import target_matrix
 from tests.conftest import make_slate
 
 pytestmark = pytest.mark.slow
@@ -42,13 +42,13 @@ def train_until_overfit(model: RankerModel, slates: list[Slate], folder: Path, m
     """Train on the slates until their mean Kendall tau exceeds 0.95, or for `max_steps`; returns it."""
     encoder = Encoder(load_tokenizer(folder), PromptConfig())
     batch = collate([encoder.encode(slate) for slate in slates])
-    position = teacher_positions(slates, batch.readout.shape[1])
+    target = target_matrix(slates, batch.readout.shape[1])
     parameters = trainable_parameters(model).values()
     optimizer = torch.optim.AdamW(parameters, lr=1e-3 if isinstance(model.head, LinearHead) else 5e-4)
     tau = 0.0
     for step in range(1, max_steps + 1):
-        scores = model.train()(batch.input_ids, batch.readout, batch.candidate_mask)
-        loss = slate_losses(scores, position, batch.candidate_mask, LossConfig()).mean()
+        scores = model.train()(batch)
+        loss = slate_losses(scores, target, batch.candidate_mask, LossConfig()).mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

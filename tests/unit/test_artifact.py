@@ -85,7 +85,7 @@ def test_a_corrupt_or_missing_file_is_named(copy: Path, name: str) -> None:
         ("num_positions", 16, "head.safetensors does not fit ranker.json"),
         ("head", "linear", "head.safetensors does not fit ranker.json"),
         ("head", "quadratic", "head='quadratic' must be one of"),
-        ("format_version", 99, "format_version=99, this release reads 1"),
+        ("format_version", 99, "format_version=99, this release reads 2"),
         ("backbone_sha256", "0" * 64, "the artifact was trained on 000000000000"),
         ("tau", 0.0, "tau=0.0 must be a finite number"),
         ("max_trained_candidates", 0, "max_trained_candidates=0 must be at least 1"),

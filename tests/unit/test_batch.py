@@ -12,8 +12,9 @@ def encoded(length: int, readout: list[int]) -> EncodedSlate:
     return EncodedSlate(
         input_ids=np.arange(1, length + 1, dtype=np.int32),
         readout=np.array(readout, dtype=np.int32),
-        num_truncated=0,
-        query_truncated=False,
+        order=np.arange(len(readout), dtype=np.int32),
+        features=np.full((len(readout), 2), 0.5, dtype=np.float32),
+        prefix_tokens=1,
     )
 
 
@@ -24,6 +25,17 @@ def test_collate_pads_on_the_right() -> None:
     assert batch.readout.tolist() == [[2, 0], [1, 4]]
     assert batch.candidate_mask.tolist() == [[True, False], [True, True]]
     assert batch.num_candidates == [1, 2]
+    assert batch.features.tolist() == [[[0.5, 0.5], [0.0, 0.0]], [[0.5, 0.5], [0.5, 0.5]]]
+
+
+def test_a_row_keeps_the_whole_prompt() -> None:
+    slate = encoded(5, [1, 4])
+
+    again = EncodedSlate.from_row(slate.to_row())
+
+    for name in ("input_ids", "readout", "order", "features"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(slate, name))
+    assert again.prefix_tokens == 1
 
 
 def test_groups_hold_similar_lengths_longest_first() -> None:

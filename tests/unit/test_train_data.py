@@ -9,8 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.train_data import epoch_order, micro_batches, prefetch, shuffled, teacher_positions
-from spd.backbone import load_tokenizer
+from jobs.train_config import TrainConfig
+from jobs.train_data import epoch_order, micro_batches, prefetch, shuffled
+from jobs.train_objectives import Objective, build_objective
+from spd.artifact import RankerSpec
+from spd.backbone import BackboneConfig, load_tokenizer
 from spd.prompt import Encoder, PromptConfig
 from spd.slate import Slate
 from tests.conftest import make_slate
@@ -60,11 +63,13 @@ def test_a_stream_larger_than_the_window_loses_nothing() -> None:
 def test_ranks_share_a_batch_with_weights_that_sum_to_one(
     tiny_backbone: Path, num_slates: int, world_size: int
 ) -> None:
-    encoder = Encoder(load_tokenizer(tiny_backbone), PromptConfig())
+    make = objective(tiny_backbone).micro_batch
     slates = [labelled(i, 3 + i % 3) for i in range(num_slates)]
     num_micro = 8 // (2 * world_size)
 
-    shares = [micro_batches(slates, encoder, rank, world_size, 2, num_micro) for rank in range(world_size)]
+    shares = [
+        micro_batches(slates, make, range(num_slates), rank, world_size, 2, num_micro) for rank in range(world_size)
+    ]
 
     assert all(len(share) == num_micro for share in shares)
     weights = torch.cat([micro.weight for share in shares for micro in share])
@@ -72,11 +77,20 @@ def test_ranks_share_a_batch_with_weights_that_sum_to_one(
     assert int((weights > 0).sum()) == num_slates
 
 
-def test_teacher_positions_by_hand() -> None:
-    full = replace(make_slate(3), teacher_ranking=(2, 0, 1))
-    prefix = replace(make_slate(2), teacher_ranking=(1,))
+def objective(backbone: Path) -> Objective:
+    config = TrainConfig(train="t", output="o", backbone=BackboneConfig(source=str(backbone)))
+    spec = RankerSpec(backbone=config.backbone, backbone_sha256="", num_positions=8, max_trained_candidates=8)
+    return build_objective(config, spec, Encoder(load_tokenizer(backbone), PromptConfig()))
 
-    assert teacher_positions([full, prefix], 3).tolist() == [[1, 2, 0], [-1, 0, -1]]
+
+def test_few_candidates_keep_the_positives() -> None:
+    slate = replace(labelled(1, 9), relevance=(0.0,) * 8 + (1.0,))
+
+    drawn = [shuffled(slate, 0, epoch, max_candidates=3) for epoch in range(6)]
+
+    assert all(len(one.candidates) == 3 and sum(one.relevance or ()) == 1.0 for one in drawn)
+    assert all(one.teacher_ranking is not None and sorted(one.teacher_ranking) == [0, 1, 2] for one in drawn)
+    assert len({one.candidates for one in drawn}) > 1
 
 
 def test_prefetch_keeps_order_and_passes_errors_on() -> None:
