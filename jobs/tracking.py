@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,6 +94,18 @@ class Tracker:
     def finish(self, status: str = "FINISHED") -> None:
         """Close the run; `status` as MLflow spells it (FINISHED, FAILED)."""
         self._client.set_terminated(self.run_id, status)
+
+
+def run_history(config: TrackingConfig, name: str, keys: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
+    """Return the curves, (step, value) by step, of the newest finished run called `name`."""
+    client = _client(config)
+    query = f"tags.`{RUN_TAG}` = '{name}' and attributes.status = 'FINISHED'"
+    runs = client.search_runs([_experiment(client, config)], query, max_results=1)
+    if not runs:
+        return {}
+    run_id = runs[0].info.run_id
+    points = {key: {p.step: p.value for p in client.get_metric_history(run_id, key)} for key in keys}
+    return {key: sorted(values.items()) for key, values in points.items()}
 
 
 def metric_key(name: str) -> str:

@@ -89,7 +89,7 @@ def _parse_value(text: str) -> object:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return None if text in ("null", "none") else text
+        return None if text == "null" else text
     return text if isinstance(value, datetime.date | datetime.time) else value  # output=2026-12-01 names a folder
 
 
@@ -119,10 +119,18 @@ def _convert(value: object, hint: object, name: str, problems: list[str]) -> obj
             return _build(hint, value, f"{name}.", problems)
         problems.append(f"{name}={value!r} must be a table of settings")
         return None
+    if (item := _table_item(hint)) is not None and isinstance(value, list):
+        return tuple(_convert(one, item, f"{name}[{place}]", problems) for place, one in enumerate(value))
     if _accepts(value, hint):
         return float(cast(int, value)) if hint is float else tuple(value) if isinstance(value, list) else value
     problems.append(f"{name}={value!r} must be {_describe(hint)}")
     return None
+
+
+def _table_item(hint: object) -> type | None:
+    """Return the dataclass of `tuple[dataclass, ...]` (TOML's `[[name]]`), None for any other annotation."""
+    args = get_args(hint) if get_origin(hint) is tuple else ()
+    return args[0] if args and isinstance(args[0], type) and dataclasses.is_dataclass(args[0]) else None
 
 
 def _accepts(value: object, hint: object) -> bool:
@@ -158,10 +166,14 @@ def _rules(config: object, prefix: str) -> list[str]:
     """Return what each (nested) config's own `problems()` says, its field names prefixed by where it stands."""
     found: list[str] = []
     assert dataclasses.is_dataclass(config)
+    type_hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             found.extend(_rules(value, f"{prefix}{field.name}."))
+        if _table_item(type_hints[field.name]) is not None:
+            for place, item in enumerate(value):
+                found.extend(_rules(item, f"{prefix}{field.name}[{place}]."))
     own = getattr(type(config), "problems", None)
     if own is not None:
         found.extend(prefix + problem for problem in own(config))

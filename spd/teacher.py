@@ -99,6 +99,10 @@ class ItemKnn:
         popularity = self._popularity(np.asarray(candidates, dtype=np.int64), np.asarray(own_row, dtype=np.int64))
         return tuple(np.lexsort((-popularity, -scores)).tolist())
 
+    def counts(self, items: Sequence[int], *, own_row: Sequence[int] = ()) -> npt.NDArray[np.int64]:
+        """Return int64 [N], how many fitted histories other than the own one hold each item: its popularity."""
+        return self._popularity(np.asarray(items, dtype=np.int64), np.asarray(own_row, dtype=np.int64))
+
     def _counts(self, recent: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return int64 [H, N], how many fitted histories hold both items; 0 for an item with itself."""
         if not len(self.pair_keys):

@@ -81,6 +81,8 @@ class SlateBuilder:
     ) -> Slate:
         """Return the slate of `positive` (relevance 1) among negatives (0) in shuffled order, ranked by the teacher.
 
+        Its upstream score is the popularity: how many fitted histories hold the candidate.
+
         history: items before the positive that make the query and the teacher's input, oldest first.
         seen: every item the user ever touched; none becomes a negative.
         own_row: the user's row of the teacher's fit, left out of it here; empty if the fit never held the positive.
@@ -93,6 +95,7 @@ class SlateBuilder:
             candidates=tuple(self.catalog[item] for item in items),
             relevance=tuple(1.0 if item == positive else 0.0 for item in items),
             teacher_ranking=self.teacher.rank(history, items, own_row=own_row),
+            score=tuple(float(count) for count in self.teacher.counts(items, own_row=own_row)),
         )
 
 

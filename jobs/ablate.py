@@ -1,0 +1,238 @@
+"""Run a plan of training runs one after the other, each evaluated, its result kept as a JSON file in the repository.
+
+    python -m jobs.ablate --config jobs/ablation.toml --dry-run
+    python -m jobs.ablate --config jobs/ablation.toml
+    python -m jobs.ablate --config jobs/ablation.toml --set only='["recipe-"]'
+    python -m jobs.ablate --config jobs/ablation_small.toml
+
+A row is a name and the settings by which it differs from the plan's own. Rows whose result lies in RESULTS are passed
+over, so that a plan cut off goes on where it stopped; a row that fails is told and the others go on. `jobs.results`
+turns the results into tables and plots.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from jobs.cli import run_job
+from jobs.files import read_json, write_json
+from jobs.tracking import TrackingConfig, absolute, run_history
+from jobs.train_config import TrainConfig
+from spd.config import config_to_dict, load_config
+from spd.errors import ConfigError, SpdError
+
+CURVES = ("loss", "held_out_auc", "held_out_ndcg_at_10", "held_out_kendall_tau")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowConfig:
+    """One training run of the plan."""
+
+    name: str
+    """Name of the row, of its run and of its result file."""
+    tables: tuple[str, ...] = ()
+    """Tables of docs/results.md that show it, for example "4"."""
+    title: str = ""
+    """What the tables call it; empty takes the name."""
+    settings: tuple[str, ...] = ()
+    """Training settings, `name=value`, over the plan's own."""
+    start: str | None = None
+    """Name of the row whose artifact this one starts from (a warm start); it must stand before."""
+    hours: float = 0.0
+    """About how long it takes, told where it was not run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AblateConfig:
+    """A plan of rows over common settings."""
+
+    settings: tuple[str, ...] = ()
+    """Training settings of all rows, `name=value` as jobs.train takes them."""
+    eval: str
+    """Held-out slates that every row is evaluated on: a folder or URI."""
+    results: str
+    """Folder for the results, a JSON file a row."""
+    work: str = "runs/ablation"
+    """Folder for checkpoints, artifacts and logs."""
+    only: tuple[str, ...] = ()
+    """Run the rows whose names begin with one of these; empty runs all."""
+    rows: tuple[RowConfig, ...]
+    """The rows, in the order in which they run."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def problems(self) -> list[str]:
+        names = [row.name for row in self.rows]
+        found = [
+            f"rows: name={name!r} occurs twice: rename one" for name in sorted({n for n in names if names.count(n) > 1})
+        ]
+        for place, row in enumerate(self.rows):
+            if row.start is not None and row.start not in names[:place]:
+                found.append(f"rows: {row.name!r} starts from {row.start!r}, which is no row before it")
+        return found
+
+
+def main() -> int:
+    """Run the job; returns the exit code."""
+    return run_job(__doc__ or "", AblateConfig, run, describe)
+
+
+def run(config: AblateConfig) -> list[str]:
+    """Run what has no result yet; returns the names of the rows that failed."""
+    check(config)
+    rows = chosen(config)
+    todo = [row for row in rows if not result_file(config, row).exists()]
+    print(f"ablate: {len(rows)} rows, {len(rows) - len(todo)} have their result, {len(todo)} to run", flush=True)
+    failed = []
+    for place, row in enumerate(todo, start=1):
+        print(f"ablate: {place}/{len(todo)} {row.name}", flush=True)
+        try:
+            run_row(config, row)
+        except SpdError as error:
+            failed.append(row.name)
+            print(f"ablate: {row.name} failed: {error}", file=sys.stderr, flush=True)
+    print(f"ablate: {len(todo) - len(failed)} done, {len(failed)} failed; results in {config.results}")
+    return failed
+
+
+def run_row(config: AblateConfig, row: RowConfig) -> None:
+    """Train, evaluate, and write the result; raises ConfigError, naming the log, if a job fails."""
+    work, artifact = Path(config.work), artifact_folder(config, row)
+    work.mkdir(parents=True, exist_ok=True)
+    command = train_command(config, row)
+    log = work / f"{row.name}.log"
+    start_s = time.monotonic()
+    if not artifact.exists():
+        _call(command, log)
+    train_s = time.monotonic() - start_s
+    evaluation = work / f"{row.name}.evaluation.json"
+    _call(evaluate_command(config, row, evaluation), log)
+    settings = row_settings(config, row)
+    write_json(
+        result_file(config, row),
+        {
+            "name": row.name,
+            "title": row.title or row.name,
+            "tables": list(row.tables),
+            "command": " ".join(command),
+            "commit": _commit(),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "hardware": hardware(),
+            "train_s": round(train_s, 1),
+            "config": config_to_dict(load_config(TrainConfig, None, settings)),
+            "curves": run_history(absolute(config.tracking), row.name, CURVES),
+            **read_json(evaluation),
+        },
+    )
+
+
+def check(config: AblateConfig) -> None:
+    """Raise ConfigError for a row whose settings are wrong, before the first one runs."""
+    for row in config.rows:
+        try:
+            load_config(TrainConfig, None, row_settings(config, row))
+        except ConfigError as error:
+            raise ConfigError(f"row {row.name!r}: {error}") from None
+    known = tuple(row.name for row in config.rows)
+    for prefix in config.only:
+        if not any(name.startswith(prefix) for name in known):
+            raise ConfigError(f"only={prefix!r} begins no row's name: they are {', '.join(known)}")
+
+
+def chosen(config: AblateConfig) -> list[RowConfig]:
+    """Return the rows to run, in order."""
+    return [row for row in config.rows if not config.only or row.name.startswith(config.only)]
+
+
+def row_settings(config: AblateConfig, row: RowConfig) -> list[str]:
+    """Return all `--set` values of the row's training run; later ones win."""
+    found = [
+        *config.settings,
+        f"name={row.name}",
+        f"output={artifact_folder(config, row)}",
+        f"storage={config.work}/checkpoints",
+        f"tracking.uri={config.tracking.uri}",
+        *row.settings,
+    ]
+    if row.start is not None:
+        found.append(f"init_from={Path(config.work) / row.start}")
+    return found
+
+
+def train_command(config: AblateConfig, row: RowConfig) -> list[str]:
+    """Return the command that trains the row."""
+    flags = [part for setting in row_settings(config, row) for part in ("--set", setting)]
+    return ["python", "-m", "jobs.train", *flags]
+
+
+def evaluate_command(config: AblateConfig, row: RowConfig, output: Path) -> list[str]:
+    """Return the command that evaluates the row's artifact."""
+    settings = [
+        f"slates={config.eval}",
+        f"artifact={artifact_folder(config, row)}",
+        f"output={output}",
+        f"tracking.uri={config.tracking.uri}",
+    ]
+    return ["python", "-m", "jobs.evaluate", *(part for setting in settings for part in ("--set", setting))]
+
+
+def artifact_folder(config: AblateConfig, row: RowConfig) -> Path:
+    """Return where the row's artifact lies."""
+    return Path(config.work) / row.name
+
+
+def result_file(config: AblateConfig, row: RowConfig) -> Path:
+    """Return the row's result file."""
+    return Path(config.results) / f"{row.name}.json"
+
+
+def hardware() -> str:
+    """Return what the run ran on, in words."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{os.cpu_count()} CPU cores ({platform.machine()}, {capability}), torch {torch.__version__}"
+
+
+def describe(config: AblateConfig) -> Mapping[str, object]:
+    """Return what `--dry-run` prints: each row's state and command."""
+    check(config)
+    rows = {
+        row.name: ("done: " if result_file(config, row).exists() else "to run: ") + " ".join(train_command(config, row))
+        for row in chosen(config)
+    }
+    return {"results": config.results, "rows": rows}
+
+
+def _call(command: list[str], log: Path) -> None:
+    """Run a job in a process of its own, its output appended to the log."""
+    with log.open("a", encoding="utf-8") as file:
+        code = subprocess.run(
+            [sys.executable, *command[1:]], stdout=file, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    if code:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise ConfigError(f"{command[2]} exited with {code} ({' '.join(last)}); its output is in {log}")
+
+
+def _commit() -> str:
+    """Return the commit that ran, marked when the tree had changes; "unknown" outside a repository."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changes = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + (" with changes" if changes.stdout.strip() else "")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
