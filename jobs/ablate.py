@@ -12,6 +12,7 @@ turns the results into tables and plots.
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -121,7 +122,7 @@ def run_row(config: AblateConfig, row: RowConfig) -> None:
             "name": row.name,
             "title": row.title or row.name,
             "tables": list(row.tables),
-            "command": " ".join(command),
+            "command": shlex.join(command),
             "commit": _commit(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "hardware": hardware(),
@@ -204,11 +205,12 @@ def hardware() -> str:
 def describe(config: AblateConfig) -> Mapping[str, object]:
     """Return what `--dry-run` prints: each row's state and command."""
     check(config)
-    rows = {
-        row.name: ("done: " if result_file(config, row).exists() else "to run: ") + " ".join(train_command(config, row))
-        for row in chosen(config)
-    }
+    rows = {row.name: f"{_state(config, row)}: {shlex.join(train_command(config, row))}" for row in chosen(config)}
     return {"results": config.results, "rows": rows}
+
+
+def _state(config: AblateConfig, row: RowConfig) -> str:
+    return "done" if result_file(config, row).exists() else "to run"
 
 
 def _call(command: list[str], log: Path) -> None:
