@@ -10,8 +10,6 @@ over, so that a plan cut off goes on where it stopped; a row that fails is told 
 turns the results into tables and plots.
 """
 
-import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -21,10 +19,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from jobs.cli import run_job
 from jobs.files import read_json, write_json
+from jobs.hardware import commit, hardware
 from jobs.tracking import TrackingConfig, absolute, run_history
 from jobs.train_config import TrainConfig
 from spd.config import config_to_dict, load_config
@@ -123,7 +120,7 @@ def run_row(config: AblateConfig, row: RowConfig) -> None:
             "title": row.title or row.name,
             "tables": list(row.tables),
             "command": shlex.join(command),
-            "commit": _commit(),
+            "commit": commit(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "hardware": hardware(),
             "train_s": round(train_s, 1),
@@ -194,14 +191,6 @@ def result_file(config: AblateConfig, row: RowConfig) -> Path:
     return Path(config.results) / f"{row.name}.json"
 
 
-def hardware() -> str:
-    """Return what the run ran on, in words."""
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{os.cpu_count()} CPU cores ({platform.machine()}, {capability}), torch {torch.__version__}"
-
-
 def describe(config: AblateConfig) -> Mapping[str, object]:
     """Return what `--dry-run` prints: each row's state and command."""
     check(config)
@@ -222,18 +211,6 @@ def _call(command: list[str], log: Path) -> None:
     if code:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise ConfigError(f"{command[2]} exited with {code} ({' '.join(last)}); its output is in {log}")
-
-
-def _commit() -> str:
-    """Return the commit that ran, marked when the tree had changes; "unknown" outside a repository."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + (" with changes" if changes.stdout.strip() else "")
 
 
 if __name__ == "__main__":
