@@ -15,66 +15,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from jobs.ablate_plan import (
+    AblateConfig,
+    RowConfig,
+    artifact_folder,
+    chosen,
+    result_file,
+    row_settings,
+    train_command,
+)
 from jobs.cli import run_job
 from jobs.files import read_json, write_json
 from jobs.hardware import commit, hardware
-from jobs.tracking import TrackingConfig, absolute, run_history
+from jobs.tracking import absolute, run_history
 from jobs.train_config import TrainConfig
 from spd.config import config_to_dict, load_config
 from spd.errors import ConfigError, SpdError
 
 CURVES = ("loss", "held_out_auc", "held_out_ndcg_at_10", "held_out_kendall_tau")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowConfig:
-    """One training run of the plan."""
-
-    name: str
-    """Name of the row, of its run and of its result file."""
-    tables: tuple[str, ...] = ()
-    """Tables of docs/results.md that show it, for example "4"."""
-    title: str = ""
-    """What the tables call it; empty takes the name."""
-    settings: tuple[str, ...] = ()
-    """Training settings, `name=value`, over the plan's own."""
-    start: str | None = None
-    """Name of the row whose artifact this one starts from (a warm start); it must stand before."""
-    hours: float = 0.0
-    """About how long it takes, told where it was not run."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AblateConfig:
-    """A plan of rows over common settings."""
-
-    settings: tuple[str, ...] = ()
-    """Training settings of all rows, `name=value` as jobs.train takes them."""
-    eval: str
-    """Held-out slates that every row is evaluated on: a folder or URI."""
-    results: str
-    """Folder for the results, a JSON file a row."""
-    work: str = "runs/ablation"
-    """Folder for checkpoints, artifacts and logs."""
-    only: tuple[str, ...] = ()
-    """Run the rows whose names begin with one of these; empty runs all."""
-    rows: tuple[RowConfig, ...]
-    """The rows, in the order in which they run."""
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
-
-    def problems(self) -> list[str]:
-        names = [row.name for row in self.rows]
-        found = [
-            f"rows: name={name!r} occurs twice: rename one" for name in sorted({n for n in names if names.count(n) > 1})
-        ]
-        for place, row in enumerate(self.rows):
-            if row.start is not None and row.start not in names[:place]:
-                found.append(f"rows: {row.name!r} starts from {row.start!r}, which is no row before it")
-        return found
 
 
 def main() -> int:
@@ -112,20 +73,19 @@ def run_row(config: AblateConfig, row: RowConfig) -> None:
     train_s = time.monotonic() - start_s
     evaluation = work / f"{row.name}.evaluation.json"
     _call(evaluate_command(config, row, evaluation), log)
-    settings = row_settings(config, row)
+    params, curves = run_history(absolute(config.tracking), row.name, CURVES)
     write_json(
         result_file(config, row),
         {
             "name": row.name,
-            "title": row.title or row.name,
-            "tables": list(row.tables),
             "command": shlex.join(command),
             "commit": commit(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "hardware": hardware(),
             "train_s": round(train_s, 1),
-            "config": config_to_dict(load_config(TrainConfig, None, settings)),
-            "curves": run_history(absolute(config.tracking), row.name, CURVES),
+            "config": config_to_dict(load_config(TrainConfig, None, row_settings(config, row))),
+            "data_digest": params.get("data.digest"),
+            "curves": curves,
             **read_json(evaluation),
         },
     )
@@ -144,51 +104,16 @@ def check(config: AblateConfig) -> None:
             raise ConfigError(f"only={prefix!r} begins no row's name: they are {', '.join(known)}")
 
 
-def chosen(config: AblateConfig) -> list[RowConfig]:
-    """Return the rows to run, in order."""
-    return [row for row in config.rows if not config.only or row.name.startswith(config.only)]
-
-
-def row_settings(config: AblateConfig, row: RowConfig) -> list[str]:
-    """Return all `--set` values of the row's training run; later ones win."""
-    found = [
-        *config.settings,
-        f"name={row.name}",
-        f"output={artifact_folder(config, row)}",
-        f"storage={config.work}/checkpoints",
-        f"tracking.uri={config.tracking.uri}",
-        *row.settings,
-    ]
-    if row.start is not None:
-        found.append(f"init_from={Path(config.work) / row.start}")
-    return found
-
-
-def train_command(config: AblateConfig, row: RowConfig) -> list[str]:
-    """Return the command that trains the row."""
-    flags = [part for setting in row_settings(config, row) for part in ("--set", setting)]
-    return ["python", "-m", "jobs.train", *flags]
-
-
 def evaluate_command(config: AblateConfig, row: RowConfig, output: Path) -> list[str]:
     """Return the command that evaluates the row's artifact."""
     settings = [
         f"slates={config.eval}",
         f"artifact={artifact_folder(config, row)}",
         f"output={output}",
+        f"max_slates={'null' if config.eval_max_slates is None else config.eval_max_slates}",
         f"tracking.uri={config.tracking.uri}",
     ]
     return ["python", "-m", "jobs.evaluate", *(part for setting in settings for part in ("--set", setting))]
-
-
-def artifact_folder(config: AblateConfig, row: RowConfig) -> Path:
-    """Return where the row's artifact lies."""
-    return Path(config.work) / row.name
-
-
-def result_file(config: AblateConfig, row: RowConfig) -> Path:
-    """Return the row's result file."""
-    return Path(config.results) / f"{row.name}.json"
 
 
 def describe(config: AblateConfig) -> Mapping[str, object]:

@@ -96,16 +96,18 @@ class Tracker:
         self._client.set_terminated(self.run_id, status)
 
 
-def run_history(config: TrackingConfig, name: str, keys: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
-    """Return the curves, (step, value) by step, of the newest finished run called `name`."""
+def run_history(
+    config: TrackingConfig, name: str, keys: Sequence[str]
+) -> tuple[dict[str, str], dict[str, list[tuple[int, float]]]]:
+    """Return parameters and curves, (step, value) by step, of the newest finished run called `name`; empty if none."""
     client = _client(config)
     query = f"tags.`{RUN_TAG}` = '{name}' and attributes.status = 'FINISHED'"
     runs = client.search_runs([_experiment(client, config)], query, max_results=1)
     if not runs:
-        return {}
+        return {}, {}
     run_id = runs[0].info.run_id
     points = {key: {p.step: p.value for p in client.get_metric_history(run_id, key)} for key in keys}
-    return {key: sorted(values.items()) for key, values in points.items()}
+    return dict(runs[0].data.params), {key: sorted(values.items()) for key, values in points.items()}
 
 
 def metric_key(name: str) -> str:
