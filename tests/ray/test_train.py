@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 from jobs import train
 from jobs.cli import QUIET_ENVIRONMENT
 from jobs.train_config import TrainConfig
+from spd.autoregressive import ArRanker
 from spd.config import load_config
 from spd.datasets.files import write_slates
-from spd.errors import ConfigError
+from spd.errors import ArtifactError, ConfigError
 from spd.ranker import Ranker
 from spd.slate import Slate
 from tests.conftest import make_slate
@@ -67,14 +68,14 @@ def run(arguments: list[str]) -> Path:
     return train.run(load_config(TrainConfig, None, arguments))
 
 
-def curve(work: Path, name: str) -> dict[int, float]:
-    """Return loss by step of the one MLflow run of that name."""
+def curve(work: Path, name: str, metric: str = "loss") -> dict[int, float]:
+    """Return the metric by step of the one MLflow run of that name."""
     client = MlflowClient(f"sqlite:///{work / 'mlflow.db'}", f"sqlite:///{work / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("spd")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id], f"tags.`spd.run` = '{name}'")
     assert len(runs) == 1 and runs[0].info.status == "FINISHED"
-    return {point.step: point.value for point in client.get_metric_history(runs[0].info.run_id, "loss")}
+    return {point.step: point.value for point in client.get_metric_history(runs[0].info.run_id, metric)}
 
 
 def count_points(work: Path, name: str, step: int) -> int:
@@ -194,3 +195,46 @@ def test_one_worker_and_two_accumulated_or_not_learn_the_same(
 
     assert sorted(two) == list(range(6))
     assert [two[step] for step in sorted(two)] == pytest.approx([one[step] for step in sorted(one)], abs=2e-4)
+
+
+def test_a_frozen_backbone_read_once_learns_what_one_read_each_epoch_does(
+    ray_session: Path, slates_uri: Path, tiny_backbone: Path, work: Path
+) -> None:
+    frozen = ["adapter.rank=0", "num_epochs=2", "backbone.precision=fp32", "max_slates=19"]
+    run(settings(slates_uri, tiny_backbone, work, "cached", *frozen))
+    run(settings(slates_uri, tiny_backbone, work, "uncached", *frozen, "cache_hidden=false"))
+
+    cached, uncached = curve(work, "cached"), curve(work, "uncached")
+
+    assert [cached[step] for step in range(3)] == pytest.approx([uncached[step] for step in range(3)], abs=1e-4)
+    assert sorted(cached) == list(range(6))  # 2 epochs of ceil(19 / 8)
+
+
+def test_an_autoregressive_ranker_learns_and_is_evaluated_while_it_trains(
+    ray_session: Path, slates_uri: Path, tiny_backbone: Path, work: Path
+) -> None:
+    objective = ["objective=ar", "prompt.identifiers=markers", "optimizer.adapter_lr=5e-3"]
+    held_out = [f"held_out.slates={slates_uri}", "held_out.max_slates=9", "held_out.every_steps=6"]
+    artifact = run(settings(slates_uri, tiny_backbone, work, "ar", *objective, *held_out))
+
+    losses, taus = curve(work, "ar"), curve(work, "ar", "held_out_kendall_tau")
+
+    assert losses[11] < losses[0]
+    assert sorted(taus) == [5, 11] and all(-1 <= tau <= 1 for tau in taus.values())
+    ranker = ArRanker.from_pretrained(artifact, device=torch.device("cpu"))
+    assert not (artifact / "head.safetensors").exists()
+    assert sorted(ranker.rank_slates([teacher_slate(3)])[0].answer.order) == list(range(7))
+    with pytest.raises(ArtifactError, match="is an autoregressive ranker"):
+        Ranker.from_pretrained(artifact)
+
+
+def test_a_warm_start_begins_where_the_other_run_ended(
+    whole_curve: dict[int, float], slates_uri: Path, tiny_backbone: Path, work: Path
+) -> None:
+    warm = ["max_steps=1", f"init_from={work / 'whole'}", "backbone.precision=bf16"]
+    run(settings(slates_uri, tiny_backbone, work, "warm", *warm))
+
+    assert curve(work, "warm")[0] < whole_curve[0] - 0.5 * (whole_curve[0] - whole_curve[11])
+
+    with pytest.raises(ConfigError, match=r"has head\.num_positions=8, this run 9: set the same"):
+        run(settings(slates_uri, tiny_backbone, work, "unlike", *warm, "head.num_positions=9"))
