@@ -65,7 +65,8 @@ class TargetConfig:
     """What a slate's true order is taken from."""
 
     kind: TargetName = "teacher"
-    """teacher: teacher_ranking (with extra_teacher_rankings: their mean). labels: relevance, positives first."""
+    """teacher: teacher_ranking (with extra_teacher_rankings: their mean). labels: relevance, positives first.
+    labels_then_teacher: the positives, then the teacher's order of the rest."""
     answer_tail: AnswerTail = "sought"
     """objective=ar on labels, after the positives: unscored, shuffled, or sought (see spd/targets.py)."""
     max_candidates: int | None = None

@@ -21,6 +21,7 @@ READ_ROWS = 256
 
 _NEEDS = {
     "teacher": "a teacher_ranking: label the slates (jobs.label, jobs.prepare), or set target.kind='labels'",
+    "labels_then_teacher": "a teacher_ranking: label the slates (jobs.label, jobs.prepare)",
     "labels": "a relevance above 0: take slates with a positive, or set target.kind='teacher'",
 }
 

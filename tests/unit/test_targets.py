@@ -36,6 +36,15 @@ def test_candidates_of_one_grade_share_its_places() -> None:
     assert target[2].sum() == target[4].sum() == 0
 
 
+def test_positives_lead_the_teachers_order() -> None:
+    slate = replace(make_slate(4), relevance=(0.0, 0.0, 1.0, 2.0), teacher_ranking=(1, 2, 0, 3))
+
+    target = target_matrix([slate], 4, "labels_then_teacher")[0]
+
+    assert target.argmax(1).tolist() == [3, 2, 1, 0]
+    assert answer_target(slate, "labels_then_teacher", "sought", np.random.default_rng(0))[0] == [3, 2, 1, 0]
+
+
 def test_what_an_answer_should_have_named() -> None:
     slate = replace(make_slate(6), relevance=(0.0, 1.0, 0.0, 2.0, 0.0, 0.0))
     rng = np.random.default_rng(0)
