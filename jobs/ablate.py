@@ -111,6 +111,7 @@ def evaluate_command(config: AblateConfig, row: RowConfig, output: Path) -> list
         f"artifact={artifact_folder(config, row)}",
         f"output={output}",
         f"max_slates={'null' if config.eval_max_slates is None else config.eval_max_slates}",
+        f"compare_untrained={str(config.compare_untrained).lower()}",
         f"tracking.uri={config.tracking.uri}",
     ]
     return ["python", "-m", "jobs.evaluate", *(part for setting in settings for part in ("--set", setting))]

@@ -55,6 +55,8 @@ class AblateConfig:
     """Held-out slates that every row is evaluated on, and its learning curve measured on: a folder or URI."""
     eval_max_slates: int | None = None
     """Evaluate on the first held-out slates only; null takes all."""
+    compare_untrained: bool = True
+    """Evaluate each row's untrained self as well."""
     results: str
     """Folder for the results, a JSON file a row."""
     work: str = "runs/ablation"

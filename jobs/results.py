@@ -38,7 +38,7 @@ intervals; one run a row unless a spread is given. What the demo reaches stands 
 class ResultsConfig:
     """What goes on the page."""
 
-    plans: tuple[str, ...] = ("jobs/ablation.toml",)
+    plans: tuple[str, ...] = ("jobs/ablation.toml", "jobs/beauty.toml")
     """Plans of jobs.ablate, in order."""
     benchmarks: tuple[str, ...] = ("docs/benchmark.json",)
     """Results of jobs.benchmark; one that is not there yet is told as such."""
