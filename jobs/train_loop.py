@@ -74,9 +74,10 @@ def train_worker(plan: WorkerPlan) -> None:
             reporter.step(step, mean_loss, engine)
         last = step + 1 == plan.total_steps
         if plan.held_out and (last or (step + 1) % config.held_out.every_steps == 0):
+            started_s = time.monotonic()
             metrics = evaluate_held_out(engine, objective, plan.held_out, rank, world_size)
             if reporter is not None:
-                reporter.held_out(step, metrics)
+                reporter.held_out(step, metrics, time.monotonic() - started_s)
         if last or (step + 1) % config.checkpoint.every_steps == 0:
             _checkpoint(engine, plan, encoder, rank, step, with_artifact=last)
 
@@ -168,8 +169,9 @@ class StepReporter:
                 f"{slates_per_s:.2f} slates/s, {left_s:.0f} s left"
             )
 
-    def held_out(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Account for one evaluation on held-out slates."""
+    def held_out(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
+        """Account for one evaluation on held-out slates; its time is no training time."""
+        self._start_s += seconds
         self._tracker.log_metrics({f"held_out_{metric_key(name)}": value for name, value in metrics.items()}, step)
         _write_line(f"train: step {step + 1} held out: " + ", ".join(f"{k} {v:.3f}" for k, v in metrics.items()))
 
