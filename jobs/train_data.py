@@ -50,7 +50,7 @@ def scan_training_data(config: TrainConfig) -> DataSummary:
     """
     ids: list[str] = []
     digest = hashlib.sha256()
-    largest = num_unlabelled = 0
+    largest = num_unlabelled = num_scored = 0
     slates = islice(read_slates(config.train), config.max_slates)
     for slate in progress(slates, None, "train: check the slates"):
         ids.append(slate.request_id)
@@ -61,8 +61,11 @@ def scan_training_data(config: TrainConfig) -> DataSummary:
         _check_trainable(slate, size, config)
         digest.update(repr(slate).encode())
         largest = max(largest, size)
+        num_scored += slate.score is not None
     if len(ids) == num_unlabelled:
         raise DataError(f"train={config.train!r} holds no slate with {_NEEDS[config.target.kind]}")
+    if config.prompt.use_score and not num_scored:
+        raise DataError(f"train={config.train!r}: prompt.use_score=true, and no slate has a score: set it false")
     check_unique(ids)
     return DataSummary(
         num_slates=len(ids) - num_unlabelled,

@@ -10,7 +10,7 @@ import torch
 from jobs.train_config import LossConfig
 from jobs.train_objectives import slate_losses
 from spd.backbone import AdapterConfig, add_adapter, load_backbone, load_tokenizer
-from spd.batch import collate
+from spd.batch import Batch, collate
 from spd.decode import decode_scores
 from spd.head import HeadName, LinearHead, build_head
 from spd.metrics import kendall_tau
@@ -24,8 +24,18 @@ from tests.conftest import make_slate
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("head", ["linear", "self_attention", "slot_query"])
-def test_a_student_overfits_eight_slates(tiny_backbone: Path, head: HeadName) -> None:
+@pytest.mark.parametrize(
+    ("head", "prompt"),
+    [
+        ("linear", PromptConfig()),
+        ("self_attention", PromptConfig()),
+        ("slot_query", PromptConfig()),
+        ("self_attention", PromptConfig(attention="independent")),
+        ("self_attention", PromptConfig(identifiers="markers", readout="tail")),
+    ],
+    ids=["linear", "self_attention", "slot_query", "independent", "tail"],
+)
+def test_a_student_overfits_eight_slates(tiny_backbone: Path, head: HeadName, prompt: PromptConfig) -> None:
     rng = np.random.default_rng(0)
     slates = [
         replace(make_slate(n, f"r{i}", "abcdefgh"[i] * 4), teacher_ranking=tuple(rng.permutation(n).tolist()))
@@ -33,16 +43,17 @@ def test_a_student_overfits_eight_slates(tiny_backbone: Path, head: HeadName) ->
     ]
     torch.manual_seed(0)
     backbone = add_adapter(load_backbone(tiny_backbone, None, torch.float32), AdapterConfig(rank=8, alpha=16))
-    model = RankerModel(backbone, build_head(head, 32, 8))
+    model = RankerModel(backbone, build_head(head, 32, 8), prompt.attention)
 
-    assert train_until_overfit(model, slates, tiny_backbone) > 0.95
+    assert train_until_overfit(model, slates, Encoder(load_tokenizer(tiny_backbone), prompt)) > 0.95
 
 
-def train_until_overfit(model: RankerModel, slates: list[Slate], folder: Path, max_steps: int = 300) -> float:
+def train_until_overfit(model: RankerModel, slates: list[Slate], encoder: Encoder, max_steps: int = 300) -> float:
     """Train on the slates until their mean Kendall tau exceeds 0.95, or for `max_steps`; returns it."""
-    encoder = Encoder(load_tokenizer(folder), PromptConfig())
-    batch = collate([encoder.encode(slate) for slate in slates])
-    target = target_matrix(slates, batch.readout.shape[1])
+    encoded = [encoder.encode(slate) for slate in slates]
+    placed = [slate.reordered(one.order.tolist()) for slate, one in zip(slates, encoded, strict=True)]
+    batch = collate(encoded)
+    target = target_matrix(placed, batch.readout.shape[1])
     parameters = trainable_parameters(model).values()
     optimizer = torch.optim.AdamW(parameters, lr=1e-3 if isinstance(model.head, LinearHead) else 5e-4)
     tau = 0.0
@@ -53,14 +64,13 @@ def train_until_overfit(model: RankerModel, slates: list[Slate], folder: Path, m
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        if step % 20 == 0 and (tau := float(np.mean(taus(model, slates, folder)))) > 0.95:
+        if step % 20 == 0 and (tau := float(np.mean(taus(model, batch, placed)))) > 0.95:
             break
     return tau
 
 
-def taus(model: RankerModel, slates: list[Slate], folder: Path) -> list[float]:
-    encoder = Encoder(load_tokenizer(folder), PromptConfig())
-    scores = score_batch(model.eval(), collate([encoder.encode(slate) for slate in slates]))
+def taus(model: RankerModel, batch: Batch, slates: list[Slate]) -> list[float]:
+    scores = score_batch(model.eval(), batch)
     found = [
         kendall_tau(decode_scores(matrix).order, slate.teacher_ranking or ())
         for matrix, slate in zip(scores, slates, strict=True)

@@ -63,6 +63,14 @@ def run_train(arguments: list[str]) -> int:
         ("prompt.separator=<nope>", "prompt.separator='<nope>' is no single token"),
         ("output=s3://bucket/x", "must be a local folder"),
         ("backbone.source=package:../../x/y", "must read package:NAME/PATH"),
+        ("prompt.use_score=true", "prompt.use_score=true, and no slate has a score"),
+        ("objective=ar", "set prompt.identifiers to 'markers' or 'ordinals'"),
+        ("prompt.readout=tail", "prompt.readout='tail' repeats markers that see every candidate"),
+        ("prompt.attention=nearby", "prompt.attention='nearby' must be one of 'causal', 'independent'"),
+        ("target.max_candidates=1", "target.max_candidates=1 must be at least 2"),
+        ("loss.top_m=0", "loss.top_m=0 must be at least 1"),
+        ("init_from=absent", "artifact='absent' is no folder"),
+        ("held_out.slates=absent", "uri='absent' does not exist"),
     ],
 )
 def test_train_refuses_in_one_line_before_ray(
