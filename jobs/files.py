@@ -1,12 +1,14 @@
 """Files that jobs read and write, at local paths and URIs alike."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
+from filelock import FileLock, Timeout
 
 from spd.datasets.files import list_slate_files, resolve_uri
 from spd.errors import ConfigError, DataError
@@ -90,3 +92,18 @@ def read_request_ids(slates: pads.Dataset, uri: str) -> list[str | None]:
 def is_local(filesystem: pafs.FileSystem) -> bool:
     """Return whether a folder can be renamed there: object stores cannot."""
     return isinstance(filesystem, pafs.LocalFileSystem)
+
+
+@contextmanager
+def sole_owner(uri: str, message: str) -> Iterator[None]:
+    """Hold a folder, made if need be; raises ConfigError(message) if another process does (on a local disk only)."""
+    filesystem, folder = resolve_uri(uri)
+    filesystem.create_dir(folder)
+    if not is_local(filesystem):
+        yield
+        return
+    try:
+        with FileLock(f"{folder}/.lock", timeout=0):
+            yield
+    except Timeout:
+        raise ConfigError(message) from None

@@ -10,8 +10,7 @@ A run that was cut off goes on from its last checkpoint when started again under
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,13 +19,12 @@ import pyarrow.fs as pafs
 import ray.data
 import ray.train
 import torch
-from filelock import FileLock, Timeout
 from ray.train import LoggingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from jobs.cli import run_job
 from jobs.cluster import check_workers, start_ray
-from jobs.files import check_writable, is_local, open_slates, write_json
+from jobs.files import check_writable, open_slates, sole_owner, write_json
 from jobs.progress import shows_bar
 from jobs.tracking import Tracker, absolute
 from jobs.train_config import HeldOutConfig, TrainConfig, deepspeed_config
@@ -56,7 +54,9 @@ def run(config: TrainConfig) -> Path:
     """Train; returns the artifact's folder."""
     summary, spec = check(config)
     filesystem, storage = resolve_uri(config.storage)
-    with _sole_run(config.name, filesystem, f"{storage}/{config.name}"):
+    folder = f"{config.storage.rstrip('/')}/{config.name}"
+    taken = f"name={config.name!r} is being trained by another process: wait for it, or set another name"
+    with sole_owner(folder, taken):
         return _train(config, summary, spec, filesystem, storage)
 
 
@@ -234,22 +234,6 @@ def check_warm_start(config: TrainConfig) -> None:
             f"init_from={config.init_from!r} has {changed[0]}={then[changed[0]]!r}, this run {now[changed[0]]!r}: "
             "set the same, or start afresh"
         )
-
-
-@contextmanager
-def _sole_run(name: str, filesystem: pafs.FileSystem, folder: str) -> Iterator[None]:
-    """Hold the run's name while it trains; raises ConfigError if another process does (seen on a local disk only)."""
-    if not is_local(filesystem):
-        yield
-        return
-    filesystem.create_dir(folder)
-    try:
-        with FileLock(f"{folder}/.lock", timeout=0):
-            yield
-    except Timeout:
-        raise ConfigError(
-            f"name={name!r} is being trained by another process: wait for it, or set another name"
-        ) from None
 
 
 def _claim_name(config: TrainConfig, summary: DataSummary, spec: RankerSpec, folder: str) -> bool:

@@ -97,6 +97,20 @@ def build_tiny_artifact(
     return model
 
 
+def build_tiny_teacher(backbone_folder: Path, folder: Path) -> None:
+    """Write an autoregressive artifact with no adapter, markers, K = 32."""
+    spec = RankerSpec(
+        objective="ar",
+        backbone=BackboneConfig(source=str(backbone_folder), precision="fp32"),
+        backbone_sha256=backbone_sha256(backbone_folder),
+        prompt=PromptConfig(identifiers="markers"),
+        num_positions=32,
+        max_trained_candidates=32,
+        has_adapter=False,
+    )
+    save_artifact(folder, spec, load_tokenizer(backbone_folder), {}, None)
+
+
 @pytest.fixture(scope="session")
 def tiny_ranker(tiny_artifact: Path) -> Ranker:
     """The tiny artifact, loaded on the CPU."""

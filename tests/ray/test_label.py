@@ -1,0 +1,162 @@
+"""Labelling through Ray against a real HTTP server, and by a real autoregressive ranker."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import label
+from jobs.cli import QUIET_ENVIRONMENT
+from jobs.label_config import LabelConfig
+from spd.config import load_config
+from spd.datasets.files import read_slates, write_slates
+from spd.errors import SpdError
+from tests.chat_server import KEY, ChatServer
+from tests.conftest import build_tiny_teacher, make_slate
+
+pytestmark = pytest.mark.ray
+
+NUM_SLATES = 24
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    found = ChatServer()
+    yield found
+    found.shutdown()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, server: ChatServer) -> list[str]:
+    write_slates([make_slate(3 + i % 4, f"r{i}", query=f"query {i}") for i in range(NUM_SLATES)], tmp_path / "slates")
+    return [
+        f"input={tmp_path / 'slates'}",
+        f"output={tmp_path / 'labelled'}",
+        "backend=openai",
+        "chat.model=m",
+        f"endpoint.base_url={server.base_url}",
+        "endpoint.api_key_env=SPD_TEST_KEY",
+        "block_slates=8",
+        f"tracking.uri=sqlite:///{tmp_path / 'mlflow.db'}",
+    ]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPD_TEST_KEY", KEY)
+
+
+def run(settings: list[str]) -> dict[str, object]:
+    return label.run(load_config(LabelConfig, None, settings))
+
+
+def run_apart(settings: list[str]) -> subprocess.Popen[str]:
+    """Start the job as a process with a Ray of its own: its workers then have the key."""
+    command = [sys.executable, "-m", "jobs.label", *(part for s in settings for part in ("--set", s))]
+    environment = os.environ | QUIET_ENVIRONMENT
+    environment.pop("RAY_ADDRESS", None)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_every_slate_is_asked_once_through_429_and_500(settings: list[str], server: ChatServer, tmp_path: Path) -> None:
+    server.first_statuses = [429, 500]
+
+    output, _ = (job := run_apart([*settings, "endpoint.usd_per_million_input_tokens=10"])).communicate(timeout=300)
+
+    assert job.returncode == 0, output
+    assert set(server.asked.values()) == {3} and len(server.asked) == NUM_SLATES
+    slates = list(read_slates(tmp_path / "labelled"))
+    assert [slate.request_id for slate in slates] == [f"r{i}" for i in range(NUM_SLATES)]
+    assert all(slate.teacher_ranking == tuple(reversed(range(len(slate.candidates)))) for slate in slates)
+    summary = json.loads((tmp_path / "labelled.summary.json").read_text())
+    assert (summary["labelled"], summary["valid"], summary["requests"]) == (NUM_SLATES,) * 3
+    assert (summary["input_tokens"], summary["output_tokens"]) == (100 * NUM_SLATES, 10 * NUM_SLATES)
+    assert summary["cost_usd"] == pytest.approx(100 * NUM_SLATES * 10 / 1e6)
+
+
+def test_a_killed_job_pays_for_no_label_twice(settings: list[str], server: ChatServer, tmp_path: Path) -> None:
+    server.delay_s = 0.4
+    job = run_apart([*settings, "workers.num_workers=1", "endpoint.concurrency=1"])
+    deadline = time.monotonic() + 200
+    while len(server.asked) < 5:
+        assert job.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    job.kill()  # SIGKILL
+    job.wait()
+    time.sleep(8)  # its Ray dies with it
+    answered = {
+        json.loads(line)["request_id"]
+        for file in (tmp_path / "labelled.journal").glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    }
+    server.delay_s = 0.0
+
+    output, _ = (again := run_apart(settings)).communicate(timeout=300)
+
+    assert again.returncode == 0, output
+    assert len(answered) >= 4
+    assert all(server.asked[f"Query: query {name.removeprefix('r')}"] == 1 for name in answered)
+    assert all(slate.teacher_ranking for slate in read_slates(tmp_path / "labelled"))
+
+
+def test_a_wrong_key_stops_at_once_with_one_line(
+    settings: list[str], server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPD_TEST_KEY", "wrong")
+
+    output, _ = (job := run_apart(settings)).communicate(timeout=300)
+
+    assert job.returncode == 2
+    assert "answered 401 for model 'm': check the key in SPD_TEST_KEY" in output
+    assert len(server.asked) < NUM_SLATES and "query 1" not in output
+
+
+def test_answers_are_repaired_counted_and_failures_tried_again(
+    settings: list[str], server: ChatServer, tmp_path: Path
+) -> None:
+    server.first_statuses = [400]
+    failing, _ = (job := run_apart([*settings, "endpoint.max_retries=0"])).communicate(timeout=300)
+    first = json.loads((tmp_path / "labelled.summary.json").read_text())
+    assert job.returncode == 0 and first["failed"] == {"BadRequestError": NUM_SLATES}, failing
+    assert "query 1" not in failing  # no text of a request in the output, though the endpoint echoes it
+
+    server.text = "[2] > [2] > [9]"
+    output, _ = (again := run_apart([*settings, "overwrite=true"])).communicate(timeout=300)
+
+    summary = json.loads((tmp_path / "labelled.summary.json").read_text())
+    assert again.returncode == 0 and summary["labelled"] == NUM_SLATES, output
+    assert (summary["valid"], summary["repeated"], summary["out_of_range"]) == (0, NUM_SLATES, NUM_SLATES)
+    assert all(
+        slate.teacher_ranking and slate.teacher_ranking[:2] == (1, 0) for slate in read_slates(tmp_path / "labelled")
+    )
+
+
+def test_the_rate_limit_holds_for_all_workers_together(settings: list[str], server: ChatServer) -> None:
+    limited = [*settings, "endpoint.requests_per_minute=240", "num_permutations=1"]
+
+    output, _ = (job := run_apart(limited)).communicate(timeout=300)
+
+    assert job.returncode == 0, output
+    starts = sorted(server.starts)
+    assert starts[-1] - starts[0] >= 0.8 * (NUM_SLATES - 2) / 4.0  # 4 a second, two workers that begin at once
+
+
+def test_an_autoregressive_ranker_labels_with_several_permutations(
+    ray_session: Path, settings: list[str], tiny_backbone: Path, tmp_path: Path
+) -> None:
+    build_tiny_teacher(tiny_backbone, tmp_path / "teacher")
+    local = [*settings, "backend=local", f"local.artifact={tmp_path / 'teacher'}", "num_permutations=3"]
+
+    summary = run(local)
+
+    assert (summary["labelled"], summary["answers"], summary["valid"]) == (NUM_SLATES, 3 * NUM_SLATES, 3 * NUM_SLATES)
+    slates = list(read_slates(tmp_path / "labelled"))
+    assert summary["passes"] == 3 * sum(len(slate.candidates) for slate in slates)
+    assert all(len(slate.extra_teacher_rankings) == 2 for slate in slates)
+    with pytest.raises(SpdError, match="answers given with another num_permutations"):
+        run([*local, "num_permutations=2", "overwrite=true"])
