@@ -55,13 +55,9 @@ class WindowConfig:
         stride = self.stride or max(1, size // 2)
         found = self.problems()
         if size > max_candidates:
-            found.append(
-                f"windows.size={size} exceeds {max_candidates}, the most this ranker ranks in one pass: lower it"
-            )
-        if stride > size:
-            found.append(
-                f"windows.stride={stride} exceeds the window of {size} and would leave candidates out: lower it"
-            )
+            found.append(f"windows.size={size} exceeds {max_candidates}, the most that one pass ranks here: lower it")
+        if self.size is None and stride > size:
+            found.append(f"windows.stride={stride} exceeds the window of {size}, leaving candidates out: lower it")
         if found:
             raise ConfigError("; ".join(found))
         return size, stride
