@@ -3,39 +3,37 @@
     python -m jobs.evaluate --set slates=demo/slates/eval --set artifact=demo/artifact
     python -m jobs.evaluate --set slates=s3://bucket/eval --set artifact=models:/spd@champion --set output=eval.json
 
-Each metric is averaged over slates, with a 95% bootstrap interval. Runs in this process: on the GPU where there is one.
+Each metric is averaged over slates, with a 95% bootstrap interval. An autoregressive artifact has a row of constrained
+and one of free decoding. Slates larger than one pass are ranked in windows (`windows.*`). Runs in this process: on the
+GPU where there is one.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
+from pathlib import Path
 
 from jobs.cli import run_job
+from jobs.evaluate_report import Metrics, comparisons, metric_values, print_costs, print_table
+from jobs.evaluate_rows import (
+    Contenders,
+    RankerOptions,
+    autoregressive_contenders,
+    baseline_orders,
+    student_contenders,
+)
 from jobs.files import check_writable, write_json
-from jobs.progress import progress
+from jobs.order_sensitivity import order_sensitivity, sensitivity_line
 from jobs.tracking import Tracker, TrackingConfig, absolute, fetch_artifact, metric_key
-from spd.artifact import build_untrained_model, load_spec
-from spd.backbone import Precision, default_device
+from spd.artifact import load_spec
+from spd.autoregressive import ArRanker
+from spd.backbone import Precision
 from spd.config import config_to_dict, flatten
 from spd.datasets.files import read_slates
-from spd.decode import DECODERS
 from spd.errors import DataError
-from spd.metrics import default_positive_threshold, evaluate_orders, paired_difference, slate_metrics
+from spd.metrics import BootstrapBy
 from spd.ranker import DEFAULT_BATCH_TOKENS, Ranker
 from spd.slate import Slate, check_unique
-
-TABLE_METRICS = ("auc", "ndcg@10", "r@1", "r@10", "mrr", "kendall_tau")
-
-TABLE_WIDTH = 170
-
-Orders = Sequence[Sequence[int]]
-EstimateValues = Mapping[str, float | None]
-Metrics = Mapping[str, Mapping[str, EstimateValues]]
-"""Row name -> metric name -> value, low, high, n."""
+from spd.windows import WindowConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +57,13 @@ class EvaluateConfig:
     backbone: str | None = None
     """Where the artifact's backbone lies, if not where it was trained; must hold the same files."""
     seed: int = 0
-    """Decides the random order, the untrained head and the bootstrap."""
+    """Decides the random orders, the untrained head and the bootstrap."""
+    windows: WindowConfig = field(default_factory=WindowConfig)
+    """How slates larger than one pass are ranked."""
+    bootstrap_by: BootstrapBy = "slate"
+    """What the intervals resample: slates, or queries where several slates share one and are not independent."""
+    num_shuffles: int = 0
+    """Rank each slate again under so many random candidate orders, to see how much the order matters."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def problems(self) -> list[str]:
@@ -68,6 +72,8 @@ class EvaluateConfig:
             found.append(f"max_slates={self.max_slates} must be at least 1, or null for all")
         if self.batch_tokens < 1:
             found.append(f"batch_tokens={self.batch_tokens} must be at least 1")
+        if self.num_shuffles < 0 or self.num_shuffles == 1:
+            found.append(f"num_shuffles={self.num_shuffles} makes no pair to compare: use 0, or at least 2")
         return found
 
 
@@ -81,69 +87,54 @@ def run(config: EvaluateConfig) -> dict[str, object]:
     slates = _load_slates(config)
     if config.output:
         check_writable(config.output)
-    artifact = fetch_artifact(config.tracking, config.artifact)
-    ranker = Ranker.from_pretrained(artifact, precision=config.precision, backbone_source=config.backbone)
-    rows = evaluate(ranker, slates, config)
-    metrics = metric_values(rows, slates, config.seed)
-    report: dict[str, object] = {"slates": config.slates, "model_version": ranker.version, "metrics": metrics}
-    report |= comparisons(rows, metrics, slates, config.seed)
-    print_table(metrics)
+    contenders = load_contenders(fetch_artifact(config.tracking, config.artifact), slates, config)
+    report, metrics = evaluate(contenders, slates, config)
     if config.output:
         write_json(config.output, report)
-    _track(config, ranker.version, metrics)
+    _track(config, contenders.version, metrics)
     return report
 
 
-def evaluate(ranker: Ranker, slates: Sequence[Slate], config: EvaluateConfig) -> dict[str, Orders]:
-    """Return the orders to compare, by name; every decoder reads the same score matrices."""
-    rng = np.random.default_rng(config.seed)
-    scored = _score(ranker, slates, config.batch_tokens, "student")
-    print(f"evaluate: the student decodes by {ranker.spec.decoder!r}, other decoders read the same matrices")
-    rows: dict[str, Orders] = {"student": [ranker.decode(*one).order for one in scored]}
-    for decoder in (name for name in DECODERS if name != ranker.spec.decoder):
-        rows[f"student ({decoder})"] = [ranker.decode(*one, decoder).order for one in scored]
-    if config.compare_untrained:
-        model = build_untrained_model(ranker.spec, default_device(), config.seed, config.precision, config.backbone)
-        untrained = Ranker(ranker.spec, ranker.encoder, model, "untrained")
-        scored = _score(untrained, slates, config.batch_tokens, "untrained")
-        rows["untrained"] = [untrained.decode(*one).order for one in scored]
-    if all(slate.teacher_ranking is not None for slate in slates):
-        rows["teacher"] = [_completed(slate) for slate in slates]
-    rows["input_order"] = [range(len(slate.candidates)) for slate in slates]
-    rows["random"] = [rng.permutation(len(slate.candidates)).tolist() for slate in slates]
-    return rows
+def load_contenders(artifact: Path, slates: Sequence[Slate], config: EvaluateConfig) -> Contenders:
+    """Return what the artifact's ranker, single-pass or autoregressive, makes of the slates."""
+    options = RankerOptions(
+        windows=config.windows,
+        batch_tokens=config.batch_tokens,
+        compare_untrained=config.compare_untrained,
+        precision=config.precision,
+        backbone=config.backbone,
+        seed=config.seed,
+    )
+    if load_spec(artifact).objective == "ar":
+        ar_ranker = ArRanker.from_pretrained(artifact, precision=config.precision, backbone_source=config.backbone)
+        return autoregressive_contenders(ar_ranker, artifact, slates, options)
+    ranker = Ranker.from_pretrained(artifact, precision=config.precision, backbone_source=config.backbone)
+    return student_contenders(ranker, slates, options)
 
 
-def metric_values(rows: Mapping[str, Orders], slates: Sequence[Slate], seed: int) -> Metrics:
-    """Return every row's metrics as JSON values."""
-    return {
-        name: {key: value.to_json() for key, value in evaluate_orders(slates, orders, seed=seed).items()}
-        for name, orders in rows.items()
+def evaluate(
+    contenders: Contenders, slates: Sequence[Slate], config: EvaluateConfig
+) -> tuple[dict[str, object], Metrics]:
+    """Return the report as JSON values, and its metrics; prints both."""
+    rows = contenders.orders | baseline_orders(slates, config.seed)
+    metrics = metric_values(rows, slates, config.seed, config.bootstrap_by)
+    report: dict[str, object] = {
+        "slates": config.slates,
+        "model_version": contenders.version,
+        "bootstrap_by": config.bootstrap_by,
+        "metrics": metrics,
+        "passes": contenders.passes,
     }
-
-
-def comparisons(
-    rows: Mapping[str, Orders], metrics: Metrics, slates: Sequence[Slate], seed: int
-) -> dict[str, dict[str, object]]:
-    """Return the student's paired differences to other rows, and the share of the teacher that it recovers."""
-    others = [name for name in ("untrained", "input_order", "teacher") if name in rows]
-    found: dict[str, dict[str, object]] = {
-        "student_minus": {name: _differences(rows["student"], rows[name], slates, seed) for name in others}
-    }
-    if "untrained" in rows and "teacher" in rows:
-        found["teacher_recovered"] = {key: _recovered(metrics, key) for key in ("auc", "ndcg@10")}
-    return found
-
-
-def print_table(metrics: Metrics) -> None:
-    """Print one row a contender: value and 95% interval of each metric."""
-    table = Table(title="slate averages with 95% intervals")
-    table.add_column("", no_wrap=True)
-    for name in TABLE_METRICS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, row in metrics.items():
-        table.add_row(name, *(_cell(row[key]) for key in TABLE_METRICS))
-    Console(width=None if Console().is_terminal else TABLE_WIDTH).print(table)
+    report |= comparisons(rows, metrics, slates, config.seed, config.bootstrap_by)
+    if contenders.validity is not None:
+        report["free_decoding"] = contenders.validity
+    print_table(metrics, config.bootstrap_by)
+    print_costs(contenders)
+    if config.num_shuffles:
+        found = order_sensitivity(contenders.rank, slates, config.num_shuffles, config.seed, config.bootstrap_by)
+        report["order_sensitivity"] = found
+        print(sensitivity_line(found))
+    return report, metrics
 
 
 def describe(config: EvaluateConfig) -> Mapping[str, object]:
@@ -161,48 +152,6 @@ def _load_slates(config: EvaluateConfig) -> list[Slate]:
     if all(slate.relevance is None and slate.teacher_ranking is None for slate in slates):
         raise DataError(f"slates={config.slates!r} has neither relevance nor teacher_ranking: nothing to compare with")
     return slates
-
-
-def _score(
-    ranker: Ranker, slates: Sequence[Slate], batch_tokens: int, what: str
-) -> list[tuple[NDArray[np.float32], NDArray[np.int32]]]:
-    """Return each slate's score matrix with the order of its prompt, in the order given."""
-    scored = progress(ranker.score_slates(slates, batch_tokens), len(slates), f"evaluate: score the slates ({what})")
-    found = {index: (matrix, encoded.order) for index, encoded, matrix in scored}
-    return [found[index] for index in range(len(slates))]
-
-
-def _completed(slate: Slate) -> list[int]:
-    """Return the teacher's order; the candidates that a prefix leaves out follow in input order."""
-    ranking = list(slate.teacher_ranking or ())
-    named = set(ranking)
-    return ranking + [index for index in range(len(slate.candidates)) if index not in named]
-
-
-def _differences(first: Orders, second: Orders, slates: Sequence[Slate], seed: int) -> dict[str, object]:
-    threshold = default_positive_threshold(slate.relevance for slate in slates)
-    before, after = (
-        [slate_metrics(order, slate, positive_threshold=threshold) for order, slate in zip(orders, slates, strict=True)]
-        for orders in (second, first)
-    )
-    return {
-        name: paired_difference([row[name] for row in after], [row[name] for row in before], seed=seed).to_json()
-        for name in ("auc", "ndcg@10")
-    }
-
-
-def _recovered(metrics: Metrics, name: str) -> float | None:
-    """Return (student - untrained) / (teacher - untrained), or None where that means nothing."""
-    student, untrained, teacher = (metrics[row][name]["value"] for row in ("student", "untrained", "teacher"))
-    if student is None or untrained is None or teacher is None or teacher == untrained:
-        return None
-    return (student - untrained) / (teacher - untrained)
-
-
-def _cell(value: EstimateValues) -> str:
-    if value["value"] is None:
-        return "-"
-    return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 def _track(config: EvaluateConfig, version: str, metrics: Metrics) -> None:

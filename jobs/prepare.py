@@ -2,6 +2,7 @@
 
     python -m jobs.prepare --set output=data/movielens
     python -m jobs.prepare --set dataset=amazon_beauty --set source=/data/amazon-beauty --set output=data/beauty
+    python -m jobs.prepare --set dataset=ms_marco --set source=/data/ms-marco-dl --set output=data/marco
     python -m jobs.prepare --set dataset=files --set train_uri=s3://logs/train.jsonl.gz --set output=data/mine
 
 Writes OUTPUT/train, OUTPUT/eval and OUTPUT/summary.json. MovieLens-100K lies inside a Python package that
@@ -126,6 +127,7 @@ def summarise(slates: Sequence[Slate]) -> dict[str, object]:
         "max_candidates": max(sizes, default=0),
         "num_with_teacher": sum(slate.teacher_ranking is not None for slate in slates),
         "num_with_relevance": sum(slate.relevance is not None for slate in slates),
+        "num_with_score": sum(slate.score is not None for slate in slates),
     }
 
 

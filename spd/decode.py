@@ -37,8 +37,7 @@ def decode_scores(
     expected: sort by expected gain under the Sinkhorn matrix, the order that maximises expected DCG.
     Raises DataError on NaN or infinity: LAPJV would return some permutation of them.
     """
-    if not np.isfinite(scores).all():
-        raise DataError("the score matrix holds NaN or infinity: the artifact is broken or its dtype overflowed")
+    check_finite(scores)
     gain = expected_gain(scores, tau, num_iterations)
     degenerate = is_degenerate(scores)
     if degenerate:
@@ -54,6 +53,12 @@ def decode_scores(
         relevance_score=tuple(non_increasing(gain[order]).tolist()),
         is_degenerate=degenerate,
     )
+
+
+def check_finite(scores: NDArray[np.float32]) -> None:
+    """Raise DataError on NaN or infinity."""
+    if not np.isfinite(scores).all():
+        raise DataError("the score matrix holds NaN or infinity: the artifact is broken or its dtype overflowed")
 
 
 def lap_order(scores: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -7,8 +7,9 @@ its `n`. A positive is a candidate with relevance >= `positive_threshold`: `CLIC
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ GRADE_THRESHOLD = 2.0
 CUTOFFS = (1, 5, 10)
 METRIC_NAMES = ("auc", *(f"r@{k}" for k in CUTOFFS), *(f"ndcg@{k}" for k in CUTOFFS), "mrr", "kendall_tau")
 UNJUDGED = "unjudged_share"
+BootstrapBy = Literal["slate", "query"]
 INTERVAL_PERCENT = (2.5, 97.5)
 DEFAULT_NUM_RESAMPLES = 2000
 
@@ -133,10 +135,11 @@ def evaluate_orders(
     seed: int,
     positive_threshold: float | None = None,
     num_resamples: int = DEFAULT_NUM_RESAMPLES,
+    bootstrap_by: BootstrapBy = "slate",
 ) -> dict[str, Estimate]:
     """Return the slate-averaged estimate of each of METRIC_NAMES and of `unjudged_share`.
 
-    orders: one full permutation a slate, in the order of `slates`.
+    orders: one full permutation a slate, in the order of `slates`. bootstrap_by: see `clusters_of`.
     positive_threshold: None infers it from all slates, see `default_positive_threshold`.
     """
     if len(slates) != len(orders):
@@ -148,21 +151,46 @@ def evaluate_orders(
         for slate, order in zip(slates, orders, strict=True)
     ]
     names = (*METRIC_NAMES, UNJUDGED)
-    return {name: estimate([row[name] for row in rows], seed=seed, num_resamples=num_resamples) for name in names}
+    clusters = clusters_of(slates, bootstrap_by)
+    return {
+        name: estimate([row[name] for row in rows], seed=seed, num_resamples=num_resamples, clusters=clusters)
+        for name in names
+    }
 
 
-def estimate(values: Iterable[float | None], *, seed: int, num_resamples: int = DEFAULT_NUM_RESAMPLES) -> Estimate:
-    """Return the mean of the defined values, with the interval from resampling slates with replacement.
+def clusters_of(slates: Sequence[Slate], bootstrap_by: BootstrapBy) -> list[str] | None:
+    """Return what a bootstrap resamples, by slate: its query, or None where each slate stands for itself.
 
-    The slates are taken as independent: windows of one query are not, and make the interval too narrow.
+    Several slates of one query (windows of one ranking) are not independent: resampled by slate, their interval is too
+    narrow.
     """
-    defined = np.array([value for value in values if value is not None], dtype=np.float64)
-    if not len(defined):
+    return [slate.query for slate in slates] if bootstrap_by == "query" else None
+
+
+def estimate(
+    values: Sequence[float | None],
+    *,
+    seed: int,
+    num_resamples: int = DEFAULT_NUM_RESAMPLES,
+    clusters: Sequence[Hashable] | None = None,
+) -> Estimate:
+    """Return the mean of the defined values, with the interval from resampling clusters with replacement.
+
+    clusters: one name a value; values of one name are drawn together. None takes the values as independent.
+    """
+    names = range(len(values)) if clusters is None else clusters
+    if len(names) != len(values):
+        raise DataError(f"{len(names)} clusters for {len(values)} values: name one each")
+    defined = [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
+    if not defined:
         return Estimate(value=None, low=None, high=None, n=0)
+    place = {name: index for index, name in enumerate(dict.fromkeys(name for name, _ in defined))}
+    cluster = np.array([place[name] for name, _ in defined])
+    sums, counts = np.bincount(cluster, [value for _, value in defined]), np.bincount(cluster)
     rng = np.random.default_rng(seed)
-    means = [defined[rng.integers(len(defined), size=len(defined))].mean() for _ in range(num_resamples)]
-    low, high = np.percentile(means, INTERVAL_PERCENT)
-    return Estimate(value=float(defined.mean()), low=float(low), high=float(high), n=len(defined))
+    draws = (rng.integers(len(place), size=len(place)) for _ in range(num_resamples))
+    low, high = np.percentile([sums[draw].sum() / counts[draw].sum() for draw in draws], INTERVAL_PERCENT)
+    return Estimate(value=float(sums.sum() / counts.sum()), low=float(low), high=float(high), n=len(defined))
 
 
 def paired_difference(
@@ -171,13 +199,17 @@ def paired_difference(
     *,
     seed: int,
     num_resamples: int = DEFAULT_NUM_RESAMPLES,
+    clusters: Sequence[Hashable] | None = None,
 ) -> Estimate:
-    """Return the mean of first minus second over the slates where both are defined, slates resampled as pairs."""
+    """Return the mean of first minus second over the slates where both are defined, slates resampled as pairs.
+
+    clusters: as in `estimate`.
+    """
     if len(first) != len(second):
         raise DataError(f"{len(first)} values against {len(second)}: pair the metrics of the same slates")
     pairs = zip(first, second, strict=True)
     differences = [None if a is None or b is None else a - b for a, b in pairs]
-    return estimate(differences, seed=seed, num_resamples=num_resamples)
+    return estimate(differences, seed=seed, num_resamples=num_resamples, clusters=clusters)
 
 
 def _in_order(order: Sequence[int], relevance: Sequence[float | None]) -> npt.NDArray[np.float64]:

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from spd.artifact import RankerSpec, load_encoder, load_model, load_spec, model_version
 from spd.backbone import Precision, default_device
 from spd.batch import Batch, collate, plan_batches
-from spd.decode import DecoderName, decode_scores
+from spd.decode import DecoderName, check_finite, decode_scores, expected_gain
 from spd.errors import DataError
 from spd.model import RankerModel
 from spd.prompt import EncodedSlate, Encoder
 from spd.slate import Candidate, Ranking, Slate
+from spd.windows import WindowConfig, WindowedRanking, rank_in_windows
 
 DEFAULT_BATCH_TOKENS = 4096
+DEFAULT_WINDOWS = WindowConfig()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +63,16 @@ class Ranker:
         model = load_model(folder, spec, device or default_device(), precision, backbone_source)
         return cls(spec, encoder, model, model_version(folder))
 
-    def rank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[RankedDocument]:
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int | None = None,
+        windows: WindowConfig = DEFAULT_WINDOWS,
+    ) -> list[RankedDocument]:
         """Return the documents best first, the first `top_n` of the full ranking.
 
-        Raises DataError for no documents, top_n below 1, or for more than `spec.max_candidates`.
+        More than `spec.max_candidates` are ranked in windows. Raises DataError for no documents, or top_n below 1.
         """
         if not isinstance(query, str) or isinstance(documents, str):
             raise DataError("query must be one string and documents a list of strings")
@@ -72,17 +80,42 @@ class Ranker:
             raise DataError(f"top_n={top_n} must be at least 1, or None for all")
         candidates = tuple(Candidate(str(index), text) for index, text in enumerate(documents))
         slate = Slate(request_id="rank", query=query, candidates=candidates)
-        ranking = self.rank_slates([slate])[0]
+        ranking = self.rank_slates([slate], windows=windows)[0]
         places = zip(ranking.order, ranking.relevance_score, strict=True)
         ranked = [RankedDocument(index=i, relevance_score=score, document=documents[i]) for i, score in places]
         return ranked[:top_n]
 
-    def rank_slates(self, slates: Sequence[Slate], batch_tokens: int = DEFAULT_BATCH_TOKENS) -> list[Ranking]:
-        """Return one ranking a slate, in the order given; forwards hold at most `batch_tokens` padded tokens."""
-        rankings: dict[int, Ranking] = {}
-        for index, encoded, scores in self.score_slates(slates, batch_tokens):
-            rankings[index] = self.decode(scores, encoded.order)
-        return [rankings[index] for index in range(len(slates))]
+    def rank_slates(
+        self,
+        slates: Sequence[Slate],
+        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        windows: WindowConfig = DEFAULT_WINDOWS,
+    ) -> list[Ranking]:
+        """Return one ranking a slate, in the order given; forwards hold at most `batch_tokens` padded tokens.
+
+        Slates above `spec.max_candidates` (or `windows.size`) are ranked in windows.
+        """
+        return [found.ranking for found in self.rank_in_windows(slates, batch_tokens, windows)]
+
+    def rank_in_windows(
+        self,
+        slates: Sequence[Slate],
+        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        windows: WindowConfig = DEFAULT_WINDOWS,
+    ) -> list[WindowedRanking]:
+        """Return what `rank_slates` does, and each slate's passes; raises ConfigError for windows that do not fit."""
+
+        def rank_windows(parts: Sequence[Slate]) -> list[Ranking]:
+            found = {
+                i: self.decode(scores, prompt.order) for i, prompt, scores in self.score_slates(parts, batch_tokens)
+            }
+            return [found[index] for index in range(len(parts))]
+
+        def gain_windows(parts: Sequence[Slate]) -> list[NDArray[np.float64]]:
+            found = {i: self._gain(scores, prompt) for i, prompt, scores in self.score_slates(parts, batch_tokens)}
+            return [found[index] for index in range(len(parts))]
+
+        return rank_in_windows(slates, windows, self.spec.max_candidates, rank_windows, gain_windows)
 
     def score_slates(
         self, slates: Sequence[Slate], batch_tokens: int = DEFAULT_BATCH_TOKENS
@@ -115,6 +148,13 @@ class Ranker:
         """
         places = np.arange(len(scores), dtype=np.int32) if order is None else order
         return decode_for(self.spec, scores, places, decoder)
+
+    def _gain(self, scores: NDArray[np.float32], prompt: EncodedSlate) -> NDArray[np.float64]:
+        """Return float64 [n], the expected gain of each candidate of the slate; refuses what `decode` refuses."""
+        check_finite(scores)
+        gain = np.empty(len(scores))
+        gain[prompt.order] = expected_gain(scores, self.spec.tau, self.spec.sinkhorn_iterations)
+        return gain
 
 
 def encode_within(encoder: Encoder, slate: Slate, max_candidates: int) -> EncodedSlate:

@@ -14,7 +14,7 @@ LAYERS = [
     {"slate", "config", "schedule", "head", "answer"},
     {"prompt", "sinkhorn", "metrics", "teacher", "targets", "backbone"},
     {"batch", "decode", "datasets"},
-    {"model", "manifest"},
+    {"model", "manifest", "windows"},
     {"artifact"},
     {"ranker", "autoregressive"},
 ]

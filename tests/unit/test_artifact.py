@@ -57,11 +57,11 @@ def test_rank_gives_the_prefix_of_the_full_ranking(tiny_ranker: Ranker) -> None:
     assert [place.document for place in full] == [documents[place.index] for place in full]
 
 
-def test_rank_refuses_no_documents_and_too_many(tiny_ranker: Ranker) -> None:
+def test_rank_refuses_no_documents_and_one_pass_too_many(tiny_ranker: Ranker) -> None:
     with pytest.raises(DataError, match="has no candidate"):
         tiny_ranker.rank("q", [])
     with pytest.raises(DataError, match="33 candidates exceed 32"):
-        tiny_ranker.rank("q", ["x"] * 33)
+        tiny_ranker.encode_one(make_slate(33))
     with pytest.raises(DataError, match="top_n=0 must be at least 1"):
         tiny_ranker.rank("q", ["x"], top_n=0)
 

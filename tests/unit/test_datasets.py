@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.evaluate_rows import upstream_order
 from spd.datasets.amazon_beauty import AmazonBeautyConfig, load_amazon_beauty, load_catalog
 from spd.datasets.files import read_rows, read_slates, write_slates
 from spd.datasets.movielens import MovieLensConfig, load_movielens
@@ -284,6 +285,78 @@ def test_marco_evaluates_chosen_windows_the_same_way(tiny_marco: Path):
         load_ms_marco(tiny_marco, MsMarcoConfig(eval_window=9))
 
 
+def write_bm25(folder: Path, queries: int = 1) -> None:
+    """Write BM25's passages of the eval queries q0, q1, ... (and of `tiny_marco`'s q), best first, with scores."""
+    items = [{"id": letter, "text": letter.upper(), "score": 9.5 - place} for place, letter in enumerate("abc")]
+    row = {"candidates": items, "judgements": [0, None, 3]}
+    rows = [{**row, "request_id": f"dl20-{k}", "query": f"q{k}" if k else "q"} for k in range(queries)]
+    write_windows(folder, "dl20_bm25_top100.jsonl.gz", rows)
+
+
+def test_marco_windows_of_bm25_get_its_scores(tiny_marco: Path):
+    write_bm25(tiny_marco)
+    slates = {slate.request_id: slate for slate in load_ms_marco(tiny_marco, MsMarcoConfig()).eval}
+
+    slate = slates["dl20-bm25-1-w8"]
+    assert slate.score is not None
+    scores = dict(zip([c.id for c in slate.candidates], slate.score, strict=True))
+    assert scores == {"a": 9.5, "none-1": None, "c": 7.5}
+    assert slates["dl20-splade-1-w8"].score is None
+
+
+def test_marco_evaluates_on_bm25s_order(tiny_marco: Path):
+    write_bm25(tiny_marco, queries=6)
+    kept = load_ms_marco(tiny_marco, MsMarcoConfig(eval_source="bm25_top100", shuffle_eval=False)).eval
+    shuffled = load_ms_marco(tiny_marco, MsMarcoConfig(eval_source="bm25_top20")).eval
+
+    assert [slate.score for slate in kept] == [(9.5, 8.5, 7.5)] * 6
+    assert len({slate.score for slate in shuffled}) > 1
+    by_score = [slate.reordered(sorted(range(3), key=lambda i: -(slate.score or ())[i])) for slate in shuffled]
+    assert by_score == kept
+
+
+def marco_queries(count: int) -> list[dict[str, object]]:
+    names = [(query, retriever, k) for query in range(count) for retriever in ("BM25", "SPLADE") for k in range(3)]
+    return [window(f"dl19-{q}-{r}-w{k}", query=f"q{q}", retriever=r) for q, r, k in names]
+
+
+def test_marco_training_choices_are_nested(tiny_marco: Path):
+    write_windows(tiny_marco, "dl19_teacher_windows.jsonl.gz", marco_queries(8))
+
+    def chosen(**changes: object) -> list[str]:
+        config = MsMarcoConfig(**changes)  # type: ignore[arg-type]
+        return [slate.request_id for slate in load_ms_marco(tiny_marco, config).train]
+
+    few, more = chosen(num_train_queries=2, train_windows_per_query=2), chosen(num_train_queries=5)
+    assert (len(few), len(more), len(chosen())) == (4, 30, 48)
+    assert set(few) < set(more) < set(chosen()) and few == sorted(few)
+    assert few == chosen(num_train_queries=2, train_windows_per_query=2)
+    assert {name.split("-")[2] for name in chosen(train_retriever="SPLADE")} == {"SPLADE"}
+    assert len({tuple(chosen(num_train_queries=2, seed=seed)) for seed in range(9)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_train_queries": 2}, "2 exceeds the 1 queries"),
+        ({"train_windows_per_query": 9}, "9 exceeds the 8 windows of 'q'"),
+        ({"train_retriever": "X"}, "train_retriever='X' keeps no window"),
+        ({"eval_source": "bm25_top20"}, r"dl20_bm25_top100\.jsonl\.gz not found"),
+    ],
+)
+def test_marco_names_what_it_cannot_choose(tiny_marco: Path, changes: dict[str, object], message: str):
+    with pytest.raises(DataError, match=message):
+        load_ms_marco(tiny_marco, MsMarcoConfig(**changes))  # type: ignore[arg-type]
+
+
+def test_marco_rules():
+    config = MsMarcoConfig(num_train_queries=0, shuffle_eval=False)
+    other = MsMarcoConfig(eval_source="bm25_top20", eval_window=8)
+
+    assert ["num_train_queries=0" in config.problems()[0], "shows the teacher" in config.problems()[1]] == [True, True]
+    assert "leave them null" in other.problems()[0]
+
+
 def test_bm25_keeps_its_order(tmp_path: Path):
     row = window("dl19-1")
     del row["teacher_ranking"], row["teacher_valid"], row["retriever"]
@@ -469,13 +542,39 @@ def test_real_marco_has_its_windows():
 
 
 @needs_shared_data
-@pytest.mark.parametrize(("year", "queries", "ndcg"), [("dl19", 43, 0.546), ("dl20", 54, 0.552)])
-def test_real_bm25_order_scores_as_documented(year: str, queries: int, ndcg: float):
-    slates = load_bm25(SHARED_DATA / "ms-marco-dl" / f"{year}_bm25_top100.jsonl.gz")
-    orders = [tuple(range(len(slate.candidates))) for slate in slates]
+def test_real_marco_windows_of_bm25_have_scores():
+    splits = load_ms_marco(SHARED_DATA / "ms-marco-dl", MsMarcoConfig())
+    scored = [slate.score for slate in splits.eval if slate.score is not None]
+
+    assert len(scored) == 486 and {slate.request_id[5:10] for slate in splits.eval if slate.score} == {"bm25-"}
+    assert sum(value is None for scores in scored for value in scores) == 4  # passages without an id
+
+
+@needs_shared_data
+@pytest.mark.parametrize(("source", "ndcg"), [("bm25_top100", 0.552), ("bm25_top20", 0.667)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_real_bm25_scores_order_the_passages_as_documented(source: str, ndcg: float, shuffle: bool):
+    config = MsMarcoConfig(eval_source=source, shuffle_eval=shuffle)  # type: ignore[arg-type]
+    slates = load_ms_marco(SHARED_DATA / "ms-marco-dl", config).eval
+
+    result = evaluate_orders(slates, [upstream_order(slate) for slate in slates], seed=0, num_resamples=1)["ndcg@10"]
+
+    assert (result.value, result.n) == (pytest.approx(ndcg, abs=5e-4), 54)
+
+
+@needs_shared_data
+@pytest.mark.parametrize(
+    ("year", "queries", "top", "ndcg"),
+    [("dl19", 43, 100, 0.546), ("dl20", 54, 100, 0.552), ("dl19", 43, 20, 0.656), ("dl20", 54, 20, 0.667)],
+)
+def test_real_bm25_order_scores_as_documented(year: str, queries: int, top: int, ndcg: float):
+    whole = load_bm25(SHARED_DATA / "ms-marco-dl" / f"{year}_bm25_top100.jsonl.gz")
+    slates = [slate.reordered(range(top)) for slate in whole]
+    orders = [upstream_order(slate) for slate in slates]
 
     result = evaluate_orders(slates, orders, seed=0, num_resamples=1)["ndcg@10"]
 
+    assert orders == [list(range(top))] * queries
     assert (result.value, result.n) == (pytest.approx(ndcg, abs=5e-4), queries)
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spd.errors import DataError
@@ -132,6 +132,51 @@ def test_evaluate_orders_averages_and_counts():
     assert (result["unjudged_share"].value, result["unjudged_share"].n) == (pytest.approx(1 / 6), 2)
 
 
+def test_one_cluster_has_no_spread():
+    # all three values are drawn together, so that every resample has the mean of (1 + 2 + 6) / 3
+    result = estimate([1.0, 2.0, 6.0], seed=0, num_resamples=100, clusters=["q", "q", "q"])
+
+    assert (result.value, result.low, result.high, result.n) == (3.0, 3.0, 3.0, 3)
+
+
+def test_clusters_are_drawn_whole():
+    # a holds 0 and 2, b holds 7 (and an undefined value): the resamples aa, ab, bb have the means 1, 9/3 and 7
+    result = estimate([0.0, 7.0, 2.0, None], seed=0, num_resamples=500, clusters=["a", "b", "a", "b"])
+    means = {estimate([0.0, 7.0, 2.0], seed=seed, num_resamples=1, clusters="aba").low for seed in range(30)}
+
+    assert (result.value, result.low, result.high, result.n) == (3.0, 1.0, 7.0, 3)
+    assert means == {1.0, 3.0, 7.0}
+
+
+def test_clusters_of_one_are_no_clusters():
+    values = [0.1, 0.7, None, 0.4]
+
+    assert estimate(values, seed=3) == estimate(values, seed=3, clusters=["a", "b", "c", "d"])
+
+
+def test_a_paired_difference_resamples_queries():
+    # differences 1, 1 (query a) and -1 (query b): the resamples aa, ab, bb have the means 1, 1/3 and -1
+    result = paired_difference([2.0, 3.0, 0.0], [1.0, 2.0, 1.0], seed=0, num_resamples=500, clusters=["a", "a", "b"])
+
+    assert (result.value, result.low, result.high) == (pytest.approx(1 / 3), -1.0, 1.0)
+
+
+def test_evaluate_orders_resamples_queries_if_asked():
+    slates = [make_slate((1.0, 0.0, 0.0)), make_slate((0.0, 0.0, 1.0))]  # of one query
+    orders = [(0, 1, 2), (0, 1, 2)]
+
+    by_slate = evaluate_orders(slates, orders, seed=0, num_resamples=200)["auc"]
+    by_query = evaluate_orders(slates, orders, seed=0, num_resamples=200, bootstrap_by="query")["auc"]
+
+    assert (by_slate.value, by_slate.low, by_slate.high) == (0.5, 0.0, 1.0)
+    assert (by_query.value, by_query.low, by_query.high) == (0.5, 0.5, 0.5)
+
+
+def test_clusters_must_be_as_many_as_values():
+    with pytest.raises(DataError, match="1 clusters for 2 values"):
+        estimate([0.0, 1.0], seed=0, clusters=["a"])
+
+
 def test_slate_without_labels_is_wholly_unjudged():
     row = slate_metrics((0, 1, 2), make_slate(None), positive_threshold=CLICK_THRESHOLD)
 
@@ -146,6 +191,7 @@ def test_evaluate_orders_refuses_what_is_no_permutation(order: tuple[int, ...]):
 
 
 @given(relevances)
+@settings(deadline=None)
 def test_the_ideal_order_scores_one_everywhere(relevance: list[float | None]):
     order = sorted(range(len(relevance)), key=lambda index: -(relevance[index] or 0.0))
 
@@ -155,6 +201,7 @@ def test_the_ideal_order_scores_one_everywhere(relevance: list[float | None]):
 
 
 @given(relevances, st.randoms())
+@settings(deadline=None)
 def test_reversing_an_order_mirrors_auc_and_tau(relevance: list[float | None], random):
     order = random.sample(range(len(relevance)), len(relevance))
     teacher = random.sample(range(len(relevance)), len(relevance))
