@@ -23,13 +23,17 @@ from jobs.ablate_plan import (
     RowConfig,
     artifact_folder,
     chosen,
+    evaluate_command,
+    label_commands,
     result_file,
     row_settings,
     train_command,
 )
 from jobs.cli import run_job
+from jobs.evaluate import EvaluateConfig
 from jobs.files import read_json, write_json
 from jobs.hardware import commit, hardware
+from jobs.label_config import LabelConfig
 from jobs.tracking import absolute, run_history
 from jobs.train_config import TrainConfig
 from spd.config import config_to_dict, load_config
@@ -62,33 +66,39 @@ def run(config: AblateConfig) -> list[str]:
 
 
 def run_row(config: AblateConfig, row: RowConfig) -> None:
-    """Train, evaluate, and write the result; raises ConfigError, naming the log, if a job fails."""
+    """Label if there is a teacher, train, evaluate, write the result; ConfigError names the log of what failed."""
     work, artifact = Path(config.work), artifact_folder(config, row)
     work.mkdir(parents=True, exist_ok=True)
-    command = train_command(config, row)
     log = work / f"{row.name}.log"
+    for folder, command in label_commands(config, row).items():
+        if not Path(folder).exists():
+            _call(command, log)
     start_s = time.monotonic()
     if not artifact.exists():
-        _call(command, log)
+        _call(train_command(config, row), log)
     train_s = time.monotonic() - start_s
     evaluation = work / f"{row.name}.evaluation.json"
     _call(evaluate_command(config, row, evaluation), log)
-    params, curves = run_history(absolute(config.tracking), row.name, CURVES)
-    write_json(
-        result_file(config, row),
-        {
-            "name": row.name,
-            "command": shlex.join(command),
-            "commit": commit(),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "hardware": hardware(),
-            "train_s": round(train_s, 1),
-            "config": config_to_dict(load_config(TrainConfig, None, row_settings(config, row))),
-            "data_digest": params.get("data.digest"),
-            "curves": curves,
-            **read_json(evaluation),
-        },
-    )
+    params, curves = run_history(absolute(config.tracking), artifact.name, CURVES)
+    result = {
+        "name": row.name,
+        "commands": [shlex.join(command) for command in commands(config, row)],
+        "commit": commit(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "train_s": round(train_s, 1),
+        "config": config_to_dict(load_config(TrainConfig, None, row_settings(config, row))),
+        "data_digest": params.get("data.digest"),
+        "curves": curves,
+    }
+    write_json(result_file(config, row), result | read_json(evaluation))
+
+
+def commands(config: AblateConfig, row: RowConfig) -> list[list[str]]:
+    """Return the commands of the row, in order."""
+    train = [] if row.artifact_of else [train_command(config, row)]
+    evaluation = Path(config.work) / f"{row.name}.evaluation.json"
+    return [*label_commands(config, row).values(), *train, evaluate_command(config, row, evaluation)]
 
 
 def check(config: AblateConfig) -> None:
@@ -96,6 +106,9 @@ def check(config: AblateConfig) -> None:
     for row in config.rows:
         try:
             load_config(TrainConfig, None, row_settings(config, row))
+            load_config(EvaluateConfig, None, evaluate_command(config, row, Path("unused"))[4::2])
+            for command in label_commands(config, row).values():
+                load_config(LabelConfig, None, command[4::2])
         except ConfigError as error:
             raise ConfigError(f"row {row.name!r}: {error}") from None
     known = tuple(row.name for row in config.rows)
@@ -104,23 +117,13 @@ def check(config: AblateConfig) -> None:
             raise ConfigError(f"only={prefix!r} begins no row's name: they are {', '.join(known)}")
 
 
-def evaluate_command(config: AblateConfig, row: RowConfig, output: Path) -> list[str]:
-    """Return the command that evaluates the row's artifact."""
-    settings = [
-        f"slates={config.eval}",
-        f"artifact={artifact_folder(config, row)}",
-        f"output={output}",
-        f"max_slates={'null' if config.eval_max_slates is None else config.eval_max_slates}",
-        f"compare_untrained={str(config.compare_untrained).lower()}",
-        f"tracking.uri={config.tracking.uri}",
-    ]
-    return ["python", "-m", "jobs.evaluate", *(part for setting in settings for part in ("--set", setting))]
-
-
 def describe(config: AblateConfig) -> Mapping[str, object]:
     """Return what `--dry-run` prints: each row's state and command."""
     check(config)
-    rows = {row.name: f"{_state(config, row)}: {shlex.join(train_command(config, row))}" for row in chosen(config)}
+    rows = {
+        row.name: f"{_state(config, row)}: {' && '.join(map(shlex.join, commands(config, row)))}"
+        for row in chosen(config)
+    }
     return {"results": config.results, "rows": rows}
 
 

@@ -16,6 +16,12 @@ class TableConfig:
     """Its heading."""
     note: str = ""
     """Text under it: what was found, where it disagrees with the paper, and why."""
+    show: tuple[str, ...] = ("student",)
+    """What of each row's evaluation it shows: "student", "student (greedy)", "student (free)", ..."""
+    against: str | None = None
+    """Show the paired difference in NDCG@10 to this part of the evaluation, for example "upstream_score"."""
+    order: bool = False
+    """Show the order sensitivity (rows evaluated with num_shuffles)."""
     curve: str | None = None
     """Plot this curve of its rows ("loss", "held_out_auc", ...) beside it; null plots none."""
 
@@ -32,8 +38,16 @@ class RowConfig:
     """What tables call it unless they say otherwise; empty takes the name."""
     settings: tuple[str, ...] = ()
     """Training settings, `name=value`, over the plan's own."""
+    evaluate: tuple[str, ...] = ()
+    """Evaluation settings, `name=value`, over the plan's own."""
     start: str | None = None
     """Name of the row whose artifact this one starts from (a warm start); it must stand before."""
+    teacher: str | None = None
+    """Name of the autoregressive row whose permutations this one is trained on and compared with (jobs.label)."""
+    label: tuple[str, ...] = ()
+    """Labelling settings, `name=value`, of such a row."""
+    artifact_of: str | None = None
+    """Train nothing: evaluate the artifact of this row under other settings."""
     hours: float = 0.0
     """About how long it takes, told where it was not run."""
 
@@ -53,10 +67,8 @@ class AblateConfig:
     """Slates that every row is trained on: a folder or URI."""
     eval: str
     """Held-out slates that every row is evaluated on, and its learning curve measured on: a folder or URI."""
-    eval_max_slates: int | None = None
-    """Evaluate on the first held-out slates only; null takes all."""
-    compare_untrained: bool = True
-    """Evaluate each row's untrained self as well."""
+    evaluate: tuple[str, ...] = ()
+    """Evaluation settings of all rows, `name=value` as jobs.evaluate takes them."""
     results: str
     """Folder for the results, a JSON file a row."""
     work: str = "runs/ablation"
@@ -75,8 +87,9 @@ class AblateConfig:
             f"rows: name={name!r} occurs twice: rename one" for name in sorted({n for n in names if names.count(n) > 1})
         ]
         for place, row in enumerate(self.rows):
-            if row.start is not None and row.start not in names[:place]:
-                found.append(f"rows: {row.name!r} starts from {row.start!r}, which is no row before it")
+            for other in (row.start, row.teacher, row.artifact_of):
+                if other is not None and other not in names[:place]:
+                    found.append(f"rows: {row.name!r} builds on {other!r}, which is no row before it")
         known = {table.name for table in self.tables}
         for row in self.rows:
             found += [
@@ -94,9 +107,10 @@ def chosen(config: AblateConfig) -> list[RowConfig]:
 
 def row_settings(config: AblateConfig, row: RowConfig) -> list[str]:
     """Return all `--set` values of the row's training run; later ones win."""
+    train, held_out = row_slates(config, row)
     found = [
-        f"train={config.train}",
-        f"held_out.slates={config.eval}",
+        f"train={train}",
+        f"held_out.slates={held_out}",
         *config.settings,
         f"name={row.name}",
         f"output={artifact_folder(config, row)}",
@@ -109,17 +123,49 @@ def row_settings(config: AblateConfig, row: RowConfig) -> list[str]:
     return found
 
 
+def row_slates(config: AblateConfig, row: RowConfig) -> tuple[str, str]:
+    """Return where the row's training and held-out slates lie: the plan's, or those that its teacher has ordered."""
+    if row.teacher is None:
+        return config.train, config.eval
+    return f"{config.work}/{row.name}.train", f"{config.work}/{row.name}.eval"
+
+
 def train_command(config: AblateConfig, row: RowConfig) -> list[str]:
     """Return the command that trains the row."""
-    flags = [part for setting in row_settings(config, row) for part in ("--set", setting)]
-    return ["python", "-m", "jobs.train", *flags]
+    return _command("train", row_settings(config, row))
+
+
+def label_commands(config: AblateConfig, row: RowConfig) -> dict[str, list[str]]:
+    """Return the commands that have the row's teacher order its slates, by the folder that each writes."""
+    if row.teacher is None:
+        return {}
+    common = [f"local.artifact={Path(config.work) / row.teacher}", f"tracking.uri={config.tracking.uri}", *row.label]
+    pairs = zip((config.train, config.eval), row_slates(config, row), strict=True)
+    return {output: _command("label", [f"input={source}", f"output={output}", *common]) for source, output in pairs}
+
+
+def evaluate_command(config: AblateConfig, row: RowConfig, output: Path) -> list[str]:
+    """Return the command that evaluates the row's artifact."""
+    settings = [
+        f"slates={row_slates(config, row)[1]}",
+        f"artifact={artifact_folder(config, row)}",
+        f"output={output}",
+        f"tracking.uri={config.tracking.uri}",
+        *config.evaluate,
+        *row.evaluate,
+    ]
+    return _command("evaluate", settings)
 
 
 def artifact_folder(config: AblateConfig, row: RowConfig) -> Path:
     """Return where the row's artifact lies."""
-    return Path(config.work) / row.name
+    return Path(config.work) / (row.artifact_of or row.name)
 
 
 def result_file(config: AblateConfig, row: RowConfig) -> Path:
     """Return the row's result file."""
     return Path(config.results) / f"{row.name}.json"
+
+
+def _command(job: str, settings: list[str]) -> list[str]:
+    return ["python", "-m", f"jobs.{job}", *(part for setting in settings for part in ("--set", setting))]

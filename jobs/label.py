@@ -16,7 +16,6 @@ import importlib.util
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
 import ray
 import ray.data
@@ -29,15 +28,17 @@ from jobs.label_config import LabelConfig
 from jobs.label_import import match_ranking, read_rankings
 from jobs.label_journal import Label, open_journal, read_journal
 from jobs.label_summary import Counts, labelled, summarise
-from jobs.label_teachers import ChatTeacher, JournalTexts, LocalTeacher, TeacherStoppedError, chat_messages
+from jobs.label_teachers import ChatTeacher, JournalTexts, LocalTeacher, Task, chat_messages
 from jobs.progress import progress
 from jobs.tracking import Tracker, absolute, fetch_artifact
 from spd.artifact import load_spec, model_version
 from spd.config import config_to_dict, flatten
 from spd.datasets.files import check_target, read_slates, resolve_uri, write_slates
-from spd.errors import ConfigError, SpdError
+from spd.errors import ConfigError
 from spd.slate import SLATE_SCHEMA, check_unique, slate_from_row
+from spd.windows import WindowConfig
 
+CHAT_WINDOW = 20
 FREE_SETTINGS = ("output", "overwrite", "block_slates", "workers", "tracking", "endpoint", "rankings", "invalid")
 """Settings that may change while a journal goes on: they decide no answer."""
 
@@ -118,11 +119,13 @@ def ask_teacher(config: LabelConfig, num_slates: int) -> dict[str, str]:
     rows = (
         row for table in outcomes.iter_batches(batch_size=None, batch_format="pyarrow") for row in table.to_pylist()
     )
-    try:
-        found = {row["request_id"]: row["error"] for row in progress(rows, num_slates, "label: slates")}
-    except Exception as error:
-        raise _own_error(error) from None
-    return {name: reason for name, reason in found.items() if reason is not None}
+    errors: dict[str, str] = {}
+    for row in progress(rows, num_slates, "label: slates"):
+        if row["fatal"] is not None:
+            raise ConfigError(str(row["fatal"]))
+        if row["error"] is not None:
+            errors[row["request_id"]] = row["error"]
+    return errors
 
 
 def pipeline(config: LabelConfig, done: Mapping[str, frozenset[int]]) -> ray.data.Dataset:
@@ -132,16 +135,16 @@ def pipeline(config: LabelConfig, done: Mapping[str, frozenset[int]]) -> ray.dat
     columns = [name for name in ("request_id", "query", "candidates", "score") if name in dataset.schema.names]
     read = ray.data.read_parquet(dataset.files, filesystem=dataset.filesystem).select_columns(columns)
     slates = read.repartition(target_num_rows_per_block=rows)
-    common = (journal_uri(_absolute(config)), config.num_permutations, config.seed, done)
+    task = _task(config, done)
     if config.backend == "vllm":
         return _vllm(config, slates, done)
     if config.backend == "local":
         artifact = str(fetch_artifact(config.tracking, config.local.artifact).absolute())
         teacher: type = LocalTeacher
-        arguments: tuple[object, ...] = (*common, artifact, config.local, workers.cpus_per_worker)
+        arguments: tuple[object, ...] = (task, artifact, config.local, workers.cpus_per_worker)
     else:
         teacher = ChatTeacher
-        arguments = (*common, config.chat, config.endpoint, workers.num_workers)
+        arguments = (task, config.chat, config.endpoint, workers.num_workers)
     return slates.map_batches(
         teacher,
         fn_constructor_args=arguments,
@@ -150,6 +153,22 @@ def pipeline(config: LabelConfig, done: Mapping[str, frozenset[int]]) -> ray.dat
         num_cpus=0 if workers.use_gpu else workers.cpus_per_worker,
         num_gpus=1 if workers.use_gpu else 0,
         compute=ActorPoolStrategy(size=workers.num_workers),
+    )
+
+
+def _task(config: LabelConfig, done: Mapping[str, frozenset[int]]) -> Task:
+    """Return what the teacher is told; raises ConfigError for a window that it cannot rank in one answer."""
+    limit = CHAT_WINDOW if config.window_size is None else config.window_size
+    if config.backend == "local":
+        limit = load_spec(fetch_artifact(config.tracking, config.local.artifact)).max_candidates
+    size, stride = WindowConfig(size=config.window_size, stride=config.window_stride).resolve(limit)
+    return Task(
+        journal=journal_uri(_absolute(config)),
+        num_permutations=config.num_permutations,
+        seed=config.seed,
+        window_size=size,
+        window_stride=stride,
+        done=done,
     )
 
 
@@ -212,19 +231,10 @@ def _absolute(config: LabelConfig) -> LabelConfig:
     return replace(config, output=path) if is_local(filesystem) else config
 
 
-def _own_error(error: BaseException) -> BaseException:
-    """Return the SpdError that a worker raised, out of Ray's wrappings, or the error itself."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, SpdError):
-            return TeacherStoppedError(str(seen).splitlines()[-1]) if isinstance(seen, TeacherStoppedError) else seen
-        seen = cast(BaseException | None, getattr(seen, "cause", None)) or seen.__cause__
-    return error
-
-
 def _track(config: LabelConfig, summary: Mapping[str, object]) -> None:
     tracker = Tracker.open(absolute(config.tracking), f"label-{config.backend}", flatten(config_to_dict(config)))
-    tracker.log_metrics({key: float(value) for key, value in summary.items() if isinstance(value, int | float)})
+    values = flatten({name: value for name, value in summary.items() if name != "failed"})
+    tracker.log_metrics({key: float(value) for key, value in values.items() if isinstance(value, int | float)})
     tracker.finish()
 
 

@@ -8,6 +8,7 @@ from jobs.cluster import WorkerConfig
 from jobs.tracking import TrackingConfig
 from spd.autoregressive import DEFAULT_BATCH_TOKENS, Decoding
 from spd.backbone import Precision
+from spd.windows import WindowConfig
 
 Backend = Literal["local", "openai", "vllm", "import"]
 
@@ -92,6 +93,10 @@ class LabelConfig:
     """Answers a slate: the first for the candidates as they stand, the others shuffled (extra_teacher_rankings)."""
     invalid: Literal["repair", "null"] = "repair"
     """An answer that is no permutation: repaired (first naming counts, missing last), or no label."""
+    window_size: int | None = None
+    """Most candidates of one answer; larger slates take sliding windows. Null: the artifact's limit, 20 for chat."""
+    window_stride: int | None = None
+    """Places that the window moves; null takes half its size."""
     rankings: str | None = None
     """backend=import: TREC run file, or JSON lines of {request_id, ranking: [candidate ids]}."""
     overwrite: bool = False
@@ -113,6 +118,7 @@ class LabelConfig:
         name, value = needed.get(self.backend, ("chat.model", self.chat.model))
         if not value:
             found.append(f"{name} is empty: backend={self.backend!r} needs it")
+        found.extend(WindowConfig(size=self.window_size, stride=self.window_stride).problems())
         if self.backend == "import" and self.num_permutations > 1:
             found.append("num_permutations above 1 needs a teacher to ask: backend='import' has one ranking a slate")
         return found

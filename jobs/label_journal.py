@@ -22,6 +22,24 @@ SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What answers took."""
+
+    num_requests: int = 0
+    num_passes: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            num_requests=self.num_requests + other.num_requests,
+            num_passes=self.num_passes + other.num_passes,
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
     """One answer for one slate, in the slate's own indices, with what it took.
 
@@ -31,20 +49,17 @@ class Label:
     request_id: str
     permutation: int
     answer: Answer
-    num_requests: int = 0
-    num_passes: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    cost: Cost = Cost()
 
     @classmethod
     def from_json(cls, values: Mapping[str, object]) -> "Label":
         """Return the label of a journal line; raises KeyError or TypeError on a line that holds none."""
         fields = dict(values)
-        answer = fields.pop("answer")
-        if not isinstance(answer, dict):
+        answer, cost = fields.pop("answer"), fields.pop("cost")
+        if not isinstance(answer, dict) or not isinstance(cost, dict):
             raise TypeError("no answer")
         answer["order"] = tuple(answer["order"])
-        return cls(answer=Answer(**answer), **fields)  # type: ignore[arg-type]
+        return cls(answer=Answer(**answer), cost=Cost(**cost), **fields)  # type: ignore[arg-type]
 
 
 class Journal:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from jobs.label_config import LabelConfig
-from jobs.label_journal import Label
+from jobs.label_journal import Cost, Label
 from spd.slate import Slate
 
 NOT_ANSWERED = "not asked, or lost"
@@ -22,10 +22,7 @@ class Counts:
     missing: int = 0
     out_of_range: int = 0
     answers: int = 0
-    requests: int = 0
-    passes: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    cost: Cost = field(default_factory=Cost)
     failed: Counter[str] = field(default_factory=Counter)
 
     def add(self, label: Label) -> None:
@@ -36,18 +33,16 @@ class Counts:
         self.repeated += answer.num_repeated
         self.missing += answer.num_missing
         self.out_of_range += answer.num_out_of_range
-        self.requests += label.num_requests
-        self.passes += label.num_passes
-        self.input_tokens += label.input_tokens
-        self.output_tokens += label.output_tokens
+        self.cost += label.cost
 
 
 def summarise(config: LabelConfig, counts: Counts, num_slates: int) -> dict[str, object]:
     """Return the counts as JSON values, with the cost at the configured prices."""
-    price_in, price_out = config.endpoint.usd_per_million_input_tokens, config.endpoint.usd_per_million_output_tokens
     values = asdict(counts) | {"failed": dict(counts.failed)}
-    cost = (counts.input_tokens * price_in + counts.output_tokens * price_out) / 1e6
-    return {"slates": num_slates, **values, "cost_usd": round(cost, 6)}
+    cost, endpoint = counts.cost, config.endpoint
+    paid = cost.input_tokens * endpoint.usd_per_million_input_tokens
+    paid += cost.output_tokens * endpoint.usd_per_million_output_tokens
+    return {"slates": num_slates, **values, "cost": asdict(cost) | {"usd": round(paid / 1e6, 6)}}
 
 
 def labelled(

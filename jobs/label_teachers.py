@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,24 +17,22 @@ import pyarrow as pa
 import torch
 
 from jobs.label_config import ChatConfig, EndpointConfig, LocalTeacherConfig
-from jobs.label_journal import Journal, Label
+from jobs.label_journal import Cost, Journal, Label
 from spd.answer import Answer, parse_ordinals
 from spd.autoregressive import ArRanker
-from spd.errors import DataError, SpdError
-from spd.slate import Slate, slate_from_row
+from spd.errors import DataError
+from spd.slate import Ranking, Slate, slate_from_row
+from spd.windows import rank_sliding, ranking_of_order
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletionMessageParam
 
-OUTCOME_SCHEMA = pa.schema([("request_id", pa.string()), ("error", pa.string())])
+OUTCOME_SCHEMA = pa.schema([("request_id", pa.string()), ("error", pa.string()), ("fatal", pa.string())])
+"""error: why the slate has no answer, or null. fatal: why no slate can have one, or null; the driver then stops."""
 
 FATAL_STATUS = (401, 403, 404)
 """Statuses that every other request would meet as well: wrong key, no access, no such model or address."""
-
-
-class TeacherStoppedError(SpdError):
-    """The teacher can answer nothing at all; the job stops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +46,10 @@ class Question:
     permutation: int
     order: tuple[int, ...]
 
-    def label(self, answer: Answer, **counts: int) -> Label:
+    def label(self, answer: Answer, cost: Cost = Cost()) -> Label:  # noqa: B008 (frozen)
         """Return the answer in the slate's own indices."""
         own = replace(answer, order=tuple(self.order[place] for place in answer.order))
-        return Label(request_id=self.slate.request_id, permutation=self.permutation, answer=own, **counts)
+        return Label(request_id=self.slate.request_id, permutation=self.permutation, answer=own, cost=cost)
 
 
 def questions(slate: Slate, num_permutations: int, seed: int, done: Mapping[str, frozenset[int]]) -> list[Question]:
@@ -68,14 +66,38 @@ def questions(slate: Slate, num_permutations: int, seed: int, done: Mapping[str,
     return found
 
 
-class Teacher(ABC):
-    """Common to all: reading rows, asking what is not answered yet, one outcome a row."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What came back for one question: an answer, or why there is none; and what it took."""
 
-    def __init__(self, journal: str, num_permutations: int, seed: int, done: Mapping[str, frozenset[int]]) -> None:
-        self.journal = Journal(journal)
-        self._num_permutations = num_permutations
-        self._seed = seed
-        self._done = done
+    answer: Answer | None = None
+    error: str | None = None
+    cost: Cost = Cost()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What every teacher is told: where answers are kept, what is asked, what is answered already."""
+
+    journal: str
+    num_permutations: int
+    seed: int
+    window_size: int
+    window_stride: int
+    done: Mapping[str, frozenset[int]]
+
+
+class Teacher(ABC):
+    """Common to all: reading rows, asking what is not answered yet (in sliding windows if too large), one row each."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._journal = Journal(task.journal)
+        self.fatal: str | None = None
+
+    @abstractmethod
+    def reply(self, slates: Sequence[Slate], keep: Callable[[int, Reply], None]) -> list[Reply]:
+        """Return one reply a slate; calls `keep(index, reply)` for each as it comes. Sets `fatal` if none can come."""
 
     def __call__(self, table: pa.Table) -> pa.Table:
         errors: dict[str, str | None] = {}
@@ -87,132 +109,150 @@ class Teacher(ABC):
                 errors[str(row["request_id"])] = f"DataError: {error}"
                 continue
             errors[slate.request_id] = None
-            asked += questions(slate, self._num_permutations, self._seed, self._done)
-        for question, reason in zip(asked, self.ask(asked), strict=True):
-            if reason is not None:
-                errors[question.slate.request_id] = reason
-        rows = [{"request_id": name, "error": reason} for name, reason in errors.items()]
+            asked += questions(slate, self._task.num_permutations, self._task.seed, self._task.done)
+        for question, reason in self._ask(asked):
+            errors[question.slate.request_id] = reason
+        rows = [{"request_id": name, "error": reason, "fatal": self.fatal} for name, reason in errors.items()]
         return pa.Table.from_pylist(rows, schema=OUTCOME_SCHEMA)
 
-    @abstractmethod
-    def ask(self, asked: Sequence[Question]) -> list[str | None]:
-        """Journal the answers; returns for each question None, or why it has none."""
+    def _ask(self, asked: Sequence[Question]) -> list[tuple[Question, str]]:
+        """Have the questions answered and journalled; returns those without an answer, and why."""
+        small = [question for question in asked if len(question.order) <= self._task.window_size]
+        large = [question for question in asked if len(question.order) > self._task.window_size]
+
+        def keep(index: int, reply: Reply) -> None:
+            if reply.answer is not None:
+                self._journal.append([small[index].label(reply.answer, reply.cost)])
+
+        replies = self.reply([question.slate for question in small], keep) if small else []
+        slid = [self._slide(question) for question in large]
+        pairs = [*zip(small, replies, strict=True), *zip(large, slid, strict=True)]
+        return [(question, reply.error) for question, reply in pairs if reply.error is not None]
+
+    def _slide(self, question: Question) -> Reply:
+        """Return the whole slate's reply, put together from its windows' and journalled once they are all there."""
+        parts: list[Reply] = []
+
+        def rank_windows(windows: Sequence[Slate]) -> list[Ranking]:
+            orders = []
+            for window in windows:
+                failed = any(part.error is not None for part in parts)
+                reply = Reply(error="not asked") if failed else self.reply([window], lambda _, __: None)[0]
+                parts.append(reply)
+                orders.append(reply.answer.order if reply.answer else tuple(range(len(window.candidates))))
+            return [ranking_of_order(order) for order in orders]
+
+        size, stride = self._task.window_size, self._task.window_stride
+        (found,) = rank_sliding([question.slate], size, stride, rank_windows)
+        error = next((part.error for part in parts if part.error is not None), None)
+        if error is not None:
+            return Reply(error=error)
+        answer = _sum_answers(found.ranking.order, parts)
+        cost = sum((part.cost for part in parts), Cost())
+        self._journal.append([question.label(answer, cost)])
+        return Reply(answer=answer, cost=cost)
 
 
 class LocalTeacher(Teacher):
     """The autoregressive ranker of an artifact, in this process."""
 
-    def __init__(
-        self,
-        journal: str,
-        num_permutations: int,
-        seed: int,
-        done: Mapping[str, frozenset[int]],
-        artifact: str,
-        config: LocalTeacherConfig,
-        num_threads: int,
-    ) -> None:
-        super().__init__(journal, num_permutations, seed, done)
+    def __init__(self, task: Task, artifact: str, config: LocalTeacherConfig, num_threads: int) -> None:
+        super().__init__(task)
         torch.set_num_threads(num_threads)
         self._config = config
         self._ranker = ArRanker.from_pretrained(Path(artifact), precision=config.precision)
 
-    def ask(self, asked: Sequence[Question]) -> list[str | None]:
-        errors: list[str | None] = []
-        fitting: list[Question] = []
-        for question in asked:
+    def reply(self, slates: Sequence[Slate], keep: Callable[[int, Reply], None]) -> list[Reply]:
+        replies: list[Reply] = []
+        fitting: list[int] = []
+        for index, slate in enumerate(slates):
             try:
-                self._ranker.encoder.encode_question(question.slate)
+                self._ranker.encoder.encode_question(slate)
             except DataError as error:
-                errors.append(f"DataError: {error}")
+                replies.append(Reply(error=f"DataError: {error}"))
             else:
-                errors.append(None)
-                fitting.append(question)
-        slates = [question.slate for question in fitting]
-        rankings = self._ranker.rank_slates(slates, self._config.decoding, self._config.batch_tokens)
-        self.journal.append(
-            [q.label(r.answer, num_passes=r.num_passes) for q, r in zip(fitting, rankings, strict=True)]
+                replies.append(Reply())
+                fitting.append(index)
+        found = self._ranker.rank_slates(
+            [slates[index] for index in fitting], self._config.decoding, self._config.batch_tokens
         )
-        return errors
+        for index, one in zip(fitting, found, strict=True):
+            replies[index] = Reply(answer=one.answer, cost=Cost(num_passes=one.num_passes))
+            keep(index, replies[index])
+        return replies
 
 
 class ChatTeacher(Teacher):
     """A chat model behind an endpoint that speaks OpenAI's API; `concurrency` requests at once."""
 
-    def __init__(
-        self,
-        journal: str,
-        num_permutations: int,
-        seed: int,
-        done: Mapping[str, frozenset[int]],
-        chat: ChatConfig,
-        endpoint: EndpointConfig,
-        num_workers: int,
-    ) -> None:
-        super().__init__(journal, num_permutations, seed, done)
+    def __init__(self, task: Task, chat: ChatConfig, endpoint: EndpointConfig, num_workers: int) -> None:
+        super().__init__(task)
         self._chat = chat
         self._endpoint = endpoint
         rate = endpoint.requests_per_minute
         self._interval_s = 0.0 if rate is None else 60.0 / rate * num_workers
         self._next_start_s = 0.0
 
-    def ask(self, asked: Sequence[Question]) -> list[str | None]:
-        return asyncio.run(self._ask_all(asked))
+    def reply(self, slates: Sequence[Slate], keep: Callable[[int, Reply], None]) -> list[Reply]:
+        return asyncio.run(self._ask_all(slates, keep))
 
-    async def _ask_all(self, asked: Sequence[Question]) -> list[str | None]:
+    async def _ask_all(self, slates: Sequence[Slate], keep: Callable[[int, Reply], None]) -> list[Reply]:
         from openai import AsyncOpenAI
 
         endpoint, gate = self._endpoint, asyncio.Semaphore(self._endpoint.concurrency)
         key = os.environ.get(endpoint.api_key_env)
         if not key:
-            raise TeacherStoppedError(f"endpoint.api_key_env={endpoint.api_key_env!r} is not set: export the key there")
+            self.fatal = (
+                f"the environment variable {endpoint.api_key_env!r} (endpoint.api_key_env) is not set on a worker"
+            )
+            return [Reply(error=self.fatal)] * len(slates)
         async with AsyncOpenAI(
             base_url=endpoint.base_url, api_key=key, max_retries=endpoint.max_retries, timeout=endpoint.timeout_s
         ) as client:
 
-            async def one(question: Question) -> str | None:
+            async def one(index: int, slate: Slate) -> Reply:
                 async with gate:
                     await self._wait_for_turn()
-                    return await self._ask_one(client, question)
+                    reply = Reply(error=self.fatal) if self.fatal else await self._ask_one(client, slate)
+                keep(index, reply)
+                return reply
 
-            tasks = [asyncio.create_task(one(question)) for question in asked]
-            try:
-                return list(await asyncio.gather(*tasks))
-            finally:
-                for task in tasks:  # the first fatal answer stops those that have not begun
-                    task.cancel()
+            return list(await asyncio.gather(*(one(index, slate) for index, slate in enumerate(slates))))
 
-    async def _ask_one(self, client: "AsyncOpenAI", question: Question) -> str | None:
-        """Ask, journal, return None or why there is no answer; texts stay out of it."""
+    async def _ask_one(self, client: "AsyncOpenAI", slate: Slate) -> Reply:
+        """Return the answer, or why there is none; texts stay out of it."""
         from openai import APIStatusError, OpenAIError
+        from openai.types.chat import ChatCompletion
 
         chat = self._chat
         try:
             completion = await client.chat.completions.create(
                 model=chat.model,
-                messages=chat_messages(question.slate, chat),
+                messages=chat_messages(slate, chat),
                 temperature=chat.temperature,
                 max_tokens=chat.max_answer_tokens,
             )
         except APIStatusError as error:
             if error.status_code in FATAL_STATUS:
-                raise TeacherStoppedError(
+                self.fatal = (
                     f"endpoint.base_url={self._endpoint.base_url!r} answered {error.status_code} for model "
                     f"{chat.model!r}: check the key in {self._endpoint.api_key_env}, the address and the model's name"
-                ) from None
-            return f"{type(error).__name__}: status {error.status_code} after {self._endpoint.max_retries} retries"
+                )
+            tries = f"after {self._endpoint.max_retries} retries"
+            return Reply(error=f"{type(error).__name__}: status {error.status_code} {tries}")
         except (OpenAIError, ValueError) as error:  # ValueError: a body that is no JSON
-            return f"{type(error).__name__}: no answer after {self._endpoint.max_retries} retries"
-        text = completion.choices[0].message.content if completion.choices else None
+            return Reply(error=f"{type(error).__name__}: no answer after {self._endpoint.max_retries} retries")
+        if not isinstance(completion, ChatCompletion) or not completion.choices:
+            return Reply(error="ValueError: the endpoint's answer is no chat completion")
         usage = completion.usage
-        label = question.label(
-            parse_ordinals(text or "", len(question.order)),
-            num_requests=1,
-            input_tokens=usage.prompt_tokens if usage else 0,
-            output_tokens=usage.completion_tokens if usage else 0,
+        return Reply(
+            answer=parse_ordinals(completion.choices[0].message.content or "", len(slate.candidates)),
+            cost=Cost(
+                num_requests=1,
+                input_tokens=usage.prompt_tokens if usage else 0,
+                output_tokens=usage.completion_tokens if usage else 0,
+            ),
         )
-        self.journal.append([label])
-        return None
 
     async def _wait_for_turn(self) -> None:
         """Let requests start no faster than the rate limit, evenly spaced."""
@@ -237,7 +277,7 @@ class JournalTexts:
                     request_id=slate.request_id,
                     permutation=0,
                     answer=parse_ordinals(text or "", len(slate.candidates)),
-                    num_requests=1,
+                    cost=Cost(num_requests=1),
                 )
                 for slate, text in zip(slates, texts, strict=True)
             ]
@@ -250,3 +290,14 @@ def chat_messages(slate: Slate, chat: ChatConfig) -> "list[ChatCompletionMessage
     lines = [f"[{n}] {c.text[: chat.max_candidate_characters]}" for n, c in enumerate(slate.candidates, start=1)]
     user = f"Query: {slate.query}\n\nCandidates:\n" + "\n".join(lines) + f"\n\n{chat.instruction}"
     return [{"role": "system", "content": chat.system}, {"role": "user", "content": user}]
+
+
+def _sum_answers(order: tuple[int, ...], parts: Sequence[Reply]) -> Answer:
+    """Return the whole slate's answer, with what had to be mended in all of its windows."""
+    answers = [part.answer for part in parts if part.answer is not None]
+    return Answer(
+        order=order,
+        num_repeated=sum(answer.num_repeated for answer in answers),
+        num_missing=min(len(order) - 1, sum(answer.num_missing for answer in answers)),
+        num_out_of_range=sum(answer.num_out_of_range for answer in answers),
+    )

@@ -10,7 +10,7 @@ from jobs import label
 from jobs.cli import run_job
 from jobs.label_config import LabelConfig
 from jobs.label_import import match_ranking, read_rankings
-from jobs.label_journal import Journal, Label, open_journal, read_journal
+from jobs.label_journal import Cost, Journal, Label, open_journal, read_journal
 from jobs.label_teachers import questions
 from spd.answer import Answer, repair
 from spd.datasets.files import read_slates, write_slates
@@ -83,7 +83,7 @@ def test_imported_rankings_become_teacher_rankings(slates_uri: Path, tmp_path: P
 
 def test_the_journal_keeps_every_answer_but_a_torn_one(tmp_path: Path) -> None:
     open_journal(str(tmp_path), {"backend": "openai"})
-    first = Label(request_id="a", permutation=0, answer=repair([1, 0], 2), num_requests=1, input_tokens=7)
+    first = Label(request_id="a", permutation=0, answer=repair([1, 0], 2), cost=Cost(num_requests=1, input_tokens=7))
     second = replace(first, permutation=1)
     Journal(str(tmp_path)).append([first])
     Journal(str(tmp_path)).append([second])
