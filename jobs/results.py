@@ -38,7 +38,7 @@ intervals; one run a row unless a spread is given. What the demo reaches stands 
 class ResultsConfig:
     """What goes on the page."""
 
-    plans: tuple[str, ...] = ("jobs/ablation.toml", "jobs/beauty.toml")
+    plans: tuple[str, ...] = ("jobs/ablation.toml", "jobs/beauty.toml", "jobs/dl20.toml")
     """Plans of jobs.ablate, in order."""
     benchmarks: tuple[str, ...] = ("docs/benchmark.json",)
     """Results of jobs.benchmark; one that is not there yet is told as such."""
@@ -72,12 +72,13 @@ def table_section(plan: AblateConfig, table: TableConfig, output: Path) -> str:
     """Return a table of the page: a line a row, references below, then the note and the plot."""
     rows = [row for row in plan.rows if table.name in row.titles()]
     found = {row.name: read_json(file) for row in rows if (file := result_file(plan, row)).exists()}
-    lines = [_line(row, row.titles()[table.name], found.get(row.name)) for row in rows]
+    columns = [*COLUMNS.values(), *_extra_columns(table), "passes", "training"]
+    lines = [line for row in rows for line in _lines(row, table, found.get(row.name), len(columns))]
     references = next(iter(found.values()), None)
     if references is not None:
-        lines += _reference_lines(references)
-    header = f"| | {' | '.join(COLUMNS.values())} | training |"
-    parts = [f"## {table.title}", "\n".join([header, "| --- " * (len(COLUMNS) + 2) + "|", *lines])]
+        lines += _reference_lines(references, len(columns))
+    header = [f"| | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    parts = [f"## {table.title}", "\n".join([*header, *lines])]
     if table.note:
         parts.append(table.note.strip())
     if table.curve and found:
@@ -168,20 +169,53 @@ def describe(config: ResultsConfig) -> Mapping[str, object]:
     }
 
 
-def _line(row: RowConfig, title: str, result: Json | None) -> str:
+def _extra_columns(table: TableConfig) -> list[str]:
+    against = [f"NDCG@10 minus {table.against.replace('_', ' ')}"] if table.against else []
+    return [*against, *(["tau between shuffles", "exposure first, middle, last"] if table.order else [])]
+
+
+def _lines(row: RowConfig, table: TableConfig, result: Json | None, width: int) -> list[str]:
+    """Return the row's lines: one a part of its evaluation that the table shows."""
+    title = row.titles()[table.name]
     if result is None:
-        return f"| {title} | not run, needs about {row.hours:g} h{' |' * (len(COLUMNS) + 1)}"
-    metrics = result["metrics"]
-    assert isinstance(metrics, dict)
-    seconds = result["train_s"]
-    return f"| {title} | {_cells(metrics['student'])} | {seconds:.0f} s |"
+        return [f"| {title} | not run, needs about {row.hours:g} h{' |' * width}"]
+    metrics, passes = result["metrics"], result["passes"]
+    assert isinstance(metrics, dict) and isinstance(passes, dict)
+    seconds = "" if row.artifact_of else f"{result['train_s']:.0f} s"
+    lines = []
+    for part in (name for name in table.show if name in metrics):
+        name = title if part == "student" else f"{title}, {part.removeprefix('student ').strip('()')}"
+        taken = passes.get(part, passes["student"])["mean"]
+        cells = [_cells(metrics[part]), *_extra_cells(table, result, part), f"{taken:g}", seconds]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
-def _reference_lines(result: Json) -> list[str]:
+def _extra_cells(table: TableConfig, result: Json, part: str) -> list[str]:
+    """Return the cells of `_extra_columns`; they are known of the student alone."""
+    cells: list[str] = []
+    if table.against:
+        differences = result["student_minus"]
+        assert isinstance(differences, dict)
+        difference = differences.get(table.against, {}).get("ndcg@10")
+        cells.append(_cell(difference) if part == "student" else "")
+    if table.order:
+        order = result.get("order_sensitivity") if part == "student" else None
+        if isinstance(order, dict):
+            exposure = order["exposure"]
+            places = (exposure[0], exposure[len(exposure) // 2], exposure[-1])
+            cells += [_cell(order["kendall_tau"]), ", ".join(f"{value:.2f}" for value in places)]
+        else:
+            cells += ["", ""]
+    return cells
+
+
+def _reference_lines(result: Json, width: int) -> list[str]:
     metrics = result["metrics"]
     assert isinstance(metrics, dict)
     names = [name for name in REFERENCES if name in metrics]
-    return [f"| *{name.replace('_', ' ')}* | {_cells(metrics[name])} | |" for name in names]
+    rest = " |" * (width - len(COLUMNS))
+    return [f"| *{name.replace('_', ' ')}* | {_cells(metrics[name])} |{rest}" for name in names]
 
 
 def _cells(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -191,7 +225,7 @@ def _cells(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
 def _cell(value: Mapping[str, float | None] | None) -> str:
     if value is None or value["value"] is None:
         return ""
-    texts = [f"{value[key]:.3f}".replace("0.", ".") for key in ("value", "low", "high")]
+    texts = [f"{value[key]:.3f}".replace("0.", ".", 1) for key in ("value", "low", "high")]
     return f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 

@@ -17,7 +17,10 @@ train = "slates/train"
 eval = "slates/eval"
 results = "{folder}/results"
 settings = ["head.num_positions=20", "seed=3"]
-tables = [{{name = "a", title = "First", note = "What was found.", curve = "loss"}}, {{name = "b", title = "Second"}}]
+tables = [
+    {{name = "a", title = "First", note = "What was found.", curve = "loss"}},
+    {{name = "b", title = "Second", show = ["student", "student (free)"], against = "random", order = true}},
+]
 rows = [
     {{name = "base", tables = ["a", "b=as b calls it"], hours = 0.5}},
     {{name = "next", tables = ["b"], settings = ["seed=4"], start = "base", title = "another", hours = 0.25}},
@@ -35,7 +38,7 @@ def plan_file(tmp_path: Path) -> Path:
 def write_result(folder: Path, name: str) -> None:
     value = {"value": 0.725, "low": 0.7, "high": 0.75, "n": 320}
     none = {"value": None, "low": None, "high": None, "n": 0}
-    metrics = {row: {"auc": value, "kendall_tau": none} for row in ("student", "teacher", "random")}
+    metrics = {row: {"auc": value, "kendall_tau": none} for row in ("student", "student (free)", "teacher", "random")}
     curve = [(step, 3.0 - step / 100) for step in range(40)]
     folder.mkdir(exist_ok=True)
     result = {
@@ -47,6 +50,9 @@ def write_result(folder: Path, name: str) -> None:
         "config": {"seed": 3, "global_batch_slates": 4},
         "curves": {"loss": curve},
         "metrics": metrics,
+        "passes": {"student": {"mean": 1.0}},
+        "student_minus": {"random": {"ndcg@10": value}},
+        "order_sensitivity": {"num_shuffles": 2, "kendall_tau": value, "exposure": [1.0, 0.9, 0.8]},
     }
     (folder / f"{name}.json").write_text(json.dumps(result))
 
@@ -65,7 +71,7 @@ def test_a_rows_settings_win_over_the_plans_and_it_starts_from_its_predecessor(p
     ("rows", "message"),
     [
         ((RowConfig(name="a"), RowConfig(name="a")), "name='a' occurs twice"),
-        ((RowConfig(name="a", start="b"), RowConfig(name="b")), "starts from 'b', which is no row before it"),
+        ((RowConfig(name="a", start="b"), RowConfig(name="b")), "'a' builds on 'b', which is no row before it"),
         ((RowConfig(name="a", tables=("9",)),), "names table '9', which is not in tables"),
     ],
 )
@@ -94,6 +100,8 @@ def test_the_page_shows_results_references_and_what_was_not_run(plan_file: Path,
 
     page = (tmp_path / "page.md").read_text()
     assert "| as b calls it | .725 [.700, .750] | " in page
+    assert "| as b calls it, free | .725 [.700, .750] | " in page
+    assert "| .725 [.700, .750] | .725 [.700, .750] | 1.00, 0.90, 0.80 | 1 | 61 s |" in page
     assert "| *teacher* | .725 [.700, .750] |" in page
     assert "| another | not run, needs about 0.25 h |" in page
     assert "What was found." in page and (tmp_path / "plots" / "a.png").stat().st_size > 1000
