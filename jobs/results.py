@@ -185,7 +185,7 @@ def _lines(row: RowConfig, table: TableConfig, result: Json | None, width: int) 
     lines = []
     for part in (name for name in table.show if name in metrics):
         name = title if part == "student" else f"{title}, {part.removeprefix('student ').strip('()')}"
-        taken = passes.get(part, passes["student"])["mean"]
+        taken = (passes.get(part) or passes["student"])["mean"]
         cells = [_cells(metrics[part]), *_extra_cells(table, result, part), f"{taken:g}", seconds]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
