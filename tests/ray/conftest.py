@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import QUIET_ENVIRONMENT
+from tests.chat_server import KEY
+
+KEYS = {"SPD_TEST_KEY": KEY, "SPD_WRONG_KEY": "wrong"}
+"""What the workers of tests/ray/test_label.py find in their environment."""
 
 
 def free_port() -> int:
@@ -37,7 +41,7 @@ def ray_session() -> Iterator[Path]:
         object_store_memory=200 * 2**20,
         logging_level="warning",
         _temp_dir=str(folder),
-        runtime_env={"env_vars": QUIET_ENVIRONMENT},
+        runtime_env={"env_vars": QUIET_ENVIRONMENT | KEYS},
     )
     yield folder
     ray.shutdown()
