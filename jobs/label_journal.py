@@ -1,9 +1,11 @@
 """The journal of labelling: every answer is kept, durably, before anything else happens to it.
 
-A folder of JSON lines beside the output. On a local disk each writer appends to a file of its own and syncs it; in an
-object store each append is an object. A line that a crash tore is passed over: its answer was not acknowledged.
+A folder of JSON lines beside the output, a subfolder a block of slates. On a local disk the answers of a block are
+appended to one file and synced; in an object store each append is an object. A line that a crash tore is passed over:
+its answer was not acknowledged. A block that another worker takes up again finds what the first one has answered.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,27 +65,32 @@ class Label:
 
 
 class Journal:
-    """Appends labels; one a writer."""
+    """The journal of one block of slates: what is there of it, and what is added; one writer at a time."""
 
-    def __init__(self, uri: str) -> None:
-        self._filesystem, self._folder = resolve_uri(uri)
-        self._name = uuid4().hex
-        self._count = 0
+    def __init__(self, uri: str, request_ids: Sequence[str]) -> None:
+        self._filesystem, folder = resolve_uri(uri)
+        block = hashlib.sha256("\n".join(request_ids).encode("utf-8", "replace")).hexdigest()[:16]
+        self._folder = f"{folder}/{block}"
+        self._filesystem.create_dir(self._folder)
+
+    def labels(self) -> dict[str, dict[int, Label]]:
+        """Return the block's labels so far, by request_id and permutation."""
+        return _by_slate(_labels(self._filesystem, self._folder))
 
     def append(self, labels: Sequence[Label]) -> None:
         """Keep the labels; they are on disk, or in the store, when this returns."""
         if not labels:
             return
-        text = "".join(json.dumps(asdict(label)) + "\n" for label in labels)
+        # the newline before them parts them from a line that a crash tore
+        text = "\n" + "".join(json.dumps(asdict(label)) + "\n" for label in labels)
         if is_local(self._filesystem):
-            with open(f"{self._folder}/{self._name}{SUFFIX}", "ab") as file:
+            with open(f"{self._folder}/answers{SUFFIX}", "ab") as file:
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
             return
-        with self._filesystem.open_output_stream(f"{self._folder}/{self._name}-{self._count:06d}{SUFFIX}") as stream:
+        with self._filesystem.open_output_stream(f"{self._folder}/{uuid4().hex}{SUFFIX}") as stream:
             stream.write(text.encode())
-        self._count += 1
 
 
 def open_journal(uri: str, settings: Mapping[str, object]) -> None:
@@ -109,16 +116,20 @@ def open_journal(uri: str, settings: Mapping[str, object]) -> None:
 
 
 def read_journal(uri: str) -> dict[str, dict[int, Label]]:
+    """Return all labels by request_id and permutation."""
+    return _by_slate(_labels(*resolve_uri(uri)))
+
+
+def _by_slate(labels: Iterable[Label]) -> dict[str, dict[int, Label]]:
     """Return the labels by request_id and permutation; the first one counts if a slate was asked twice."""
-    filesystem, folder = resolve_uri(uri)
     found: dict[str, dict[int, Label]] = {}
-    for label in _labels(filesystem, folder):
+    for label in labels:
         found.setdefault(label.request_id, {}).setdefault(label.permutation, label)
     return found
 
 
 def _labels(filesystem: pafs.FileSystem, folder: str) -> Iterable[Label]:
-    files = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    files = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
     for path in sorted(info.path for info in files if info.path.endswith(SUFFIX)):
         with filesystem.open_input_stream(path) as stream:
             lines = stream.read().split(b"\n")

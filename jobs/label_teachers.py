@@ -92,7 +92,6 @@ class Teacher(ABC):
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._journal = Journal(task.journal)
         self.fatal: str | None = None
 
     @abstractmethod
@@ -102,6 +101,8 @@ class Teacher(ABC):
     def __call__(self, table: pa.Table) -> pa.Table:
         errors: dict[str, str | None] = {}
         asked: list[Question] = []
+        journal = Journal(self._task.journal, [str(name) for name in table["request_id"].to_pylist()])
+        again = {name: frozenset(answers) for name, answers in journal.labels().items()}  # of a worker that died
         for row in table.to_pylist():
             try:
                 slate = slate_from_row(row)
@@ -109,27 +110,27 @@ class Teacher(ABC):
                 errors[str(row["request_id"])] = f"DataError: {error}"
                 continue
             errors[slate.request_id] = None
-            asked += questions(slate, self._task.num_permutations, self._task.seed, self._task.done)
-        for question, reason in self._ask(asked):
+            asked += questions(slate, self._task.num_permutations, self._task.seed, {**self._task.done, **again})
+        for question, reason in self._ask(asked, journal):
             errors[question.slate.request_id] = reason
         rows = [{"request_id": name, "error": reason, "fatal": self.fatal} for name, reason in errors.items()]
         return pa.Table.from_pylist(rows, schema=OUTCOME_SCHEMA)
 
-    def _ask(self, asked: Sequence[Question]) -> list[tuple[Question, str]]:
+    def _ask(self, asked: Sequence[Question], journal: Journal) -> list[tuple[Question, str]]:
         """Have the questions answered and journalled; returns those without an answer, and why."""
         small = [question for question in asked if len(question.order) <= self._task.window_size]
         large = [question for question in asked if len(question.order) > self._task.window_size]
 
         def keep(index: int, reply: Reply) -> None:
             if reply.answer is not None:
-                self._journal.append([small[index].label(reply.answer, reply.cost)])
+                journal.append([small[index].label(reply.answer, reply.cost)])
 
         replies = self.reply([question.slate for question in small], keep) if small else []
-        slid = [self._slide(question) for question in large]
+        slid = [self._slide(question, journal) for question in large]
         pairs = [*zip(small, replies, strict=True), *zip(large, slid, strict=True)]
         return [(question, reply.error) for question, reply in pairs if reply.error is not None]
 
-    def _slide(self, question: Question) -> Reply:
+    def _slide(self, question: Question, journal: Journal) -> Reply:
         """Return the whole slate's reply, put together from its windows' and journalled once they are all there."""
         parts: list[Reply] = []
 
@@ -149,7 +150,7 @@ class Teacher(ABC):
             return Reply(error=error)
         answer = _sum_answers(found.ranking.order, parts)
         cost = sum((part.cost for part in parts), Cost())
-        self._journal.append([question.label(answer, cost)])
+        journal.append([question.label(answer, cost)])
         return Reply(answer=answer, cost=cost)
 
 
@@ -266,12 +267,12 @@ class JournalTexts:
     """Journals the texts that vLLM generated: column `generated_text` beside the slate's own."""
 
     def __init__(self, journal: str) -> None:
-        self._journal = Journal(journal)
+        self._uri = journal
 
     def __call__(self, table: pa.Table) -> pa.Table:
         slates = [slate_from_row(row) for row in table.to_pylist()]
         texts = table["generated_text"].to_pylist()
-        self._journal.append(
+        Journal(self._uri, [slate.request_id for slate in slates]).append(
             [
                 Label(
                     request_id=slate.request_id,

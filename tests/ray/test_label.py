@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jobs import label
@@ -87,8 +89,9 @@ def test_a_killed_job_pays_for_no_label_twice(settings: list[str], server: ChatS
     time.sleep(8)  # its Ray dies with it
     answered = {
         json.loads(line)["request_id"]
-        for file in (tmp_path / "labelled.journal").glob("*.jsonl")
+        for file in (tmp_path / "labelled.journal").glob("*/*.jsonl")
         for line in file.read_text().splitlines()
+        if line
     }
     server.delay_s = 0.0
 
@@ -159,3 +162,20 @@ def test_a_large_slate_is_labelled_by_sliding_windows(settings: list[str], serve
     assert slate.teacher_ranking is not None and sorted(slate.teacher_ranking) == list(range(25))
     assert slate.teacher_ranking[0] == 20  # the last window's reversal brings its 5 carried-over to the front
     assert sum(server.asked.values()) == 4  # windows at 15, 10, 5, 0
+
+
+def test_a_killed_worker_pays_for_no_label_twice(settings: list[str], server: ChatServer, tmp_path: Path) -> None:
+    server.delay_s = 0.2
+    job = threading.Thread(target=run, args=([*settings, "workers.num_workers=1", "endpoint.concurrency=1"],))
+    job.start()
+    deadline = time.monotonic() + 120
+    while len(server.asked) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (worker,) = [p for p in psutil.process_iter() if "MapWorker(MapBatches(ChatTeacher))" in " ".join(p.cmdline())]
+    worker.kill()
+    job.join(timeout=200)
+
+    assert len(server.asked) == NUM_SLATES
+    assert sum(server.asked.values()) <= NUM_SLATES + 1  # the one under way when it died
+    assert all(slate.teacher_ranking for slate in read_slates(tmp_path / "labelled"))

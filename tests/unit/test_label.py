@@ -85,12 +85,14 @@ def test_the_journal_keeps_every_answer_but_a_torn_one(tmp_path: Path) -> None:
     open_journal(str(tmp_path), {"backend": "openai"})
     first = Label(request_id="a", permutation=0, answer=repair([1, 0], 2), cost=Cost(num_requests=1, input_tokens=7))
     second = replace(first, permutation=1)
-    Journal(str(tmp_path)).append([first])
-    Journal(str(tmp_path)).append([second])
-    torn = next(tmp_path.glob("*.jsonl"))
+    journal = Journal(str(tmp_path), ["a", "b"])
+    journal.append([first])
+    torn = next(tmp_path.glob("*/*.jsonl"))
     torn.write_bytes(torn.read_bytes() + b'{"request_id": "b", "ans')
+    Journal(str(tmp_path), ["a", "b"]).append([second])
 
-    assert read_journal(str(tmp_path)) == {"a": {0: first, 1: second}}
+    assert read_journal(str(tmp_path)) == journal.labels() == {"a": {0: first, 1: second}}
+    assert Journal(str(tmp_path), ["c"]).labels() == {}
 
 
 def test_other_settings_do_not_go_on_with_a_journal(tmp_path: Path) -> None:
