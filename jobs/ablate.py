@@ -48,7 +48,10 @@ def main() -> int:
 
 
 def run(config: AblateConfig) -> list[str]:
-    """Run what has no result yet; returns the names of the rows that failed."""
+    """Run what has no result yet; returns the names of the rows that ran.
+
+    Raises ConfigError once all have had their turn, if some failed.
+    """
     check(config)
     rows = chosen(config)
     todo = [row for row in rows if not result_file(config, row).exists()]
@@ -62,7 +65,9 @@ def run(config: AblateConfig) -> list[str]:
             failed.append(row.name)
             print(f"ablate: {row.name} failed: {error}", file=sys.stderr, flush=True)
     print(f"ablate: {len(todo) - len(failed)} done, {len(failed)} failed; results in {config.results}")
-    return failed
+    if failed:
+        raise ConfigError(f"rows {', '.join(failed)} failed: mend them and start the same command, the others are kept")
+    return [row.name for row in todo]
 
 
 def run_row(config: AblateConfig, row: RowConfig) -> None:

@@ -118,3 +118,16 @@ def test_a_row_with_a_result_is_passed_over(
 
     assert code == 0
     assert "2 have their result, 0 to run" in capsys.readouterr().out
+
+
+def test_a_row_that_fails_is_told_with_its_log_and_the_others_have_their_turn(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = load_config(AblateConfig, str(plan_file), [f"work={tmp_path / 'work'}"])  # its slates do not exist
+
+    with pytest.raises(ConfigError, match="rows base, next failed"):
+        ablate.run(plan)
+
+    told = capsys.readouterr().err
+    assert "base failed: jobs.train exited with 2 (error: uri='slates/train' does not exist" in told
+    assert str(tmp_path / "work" / "base.log") in told and not (tmp_path / "results").exists()
