@@ -120,6 +120,7 @@ def test_a_row_with_a_result_is_passed_over(
     assert "2 have their result, 0 to run" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_is_told_with_its_log_and_the_others_have_their_turn(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
