@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 
 import numpy as np
 import ray
@@ -75,25 +75,35 @@ def scan_training_data(config: TrainConfig) -> DataSummary:
     )
 
 
-def epoch_order(slates: Iterator[Slate], window_slates: int, seed: int, epoch: int) -> Iterator[Slate]:
+def epoch_order(
+    slates: Iterator[Slate], window_slates: int, seed: int, epoch: int, num_shares: int = 1
+) -> Iterator[Slate]:
     """Yield the slates of one epoch, each window of the stream sorted by the hash of (seed, epoch, request_id).
 
-    A data set that fits the window is shuffled whole; a larger one streams in constant memory.
+    A data set that fits the window is shuffled whole; a larger one streams in constant memory. With several shares
+    each slate keeps its own through all epochs: place p of the order is always of share p mod `num_shares`.
     """
     while window := list(islice(slates, window_slates)):
-        yield from sorted(window, key=lambda slate: _hash(seed, epoch, slate.request_id))
+        fixed = sorted(window, key=lambda slate: _hash(seed, 0, slate.request_id))
+        shares = [
+            sorted(fixed[share::num_shares], key=lambda slate: _hash(seed, epoch, slate.request_id))
+            for share in range(num_shares)
+        ]
+        yield from (slate for row in zip_longest(*shares) for slate in row if slate is not None)
 
 
 def global_batches(
-    dataset: ray.data.DataIterator, config: TrainConfig, start_step: int, total_steps: int
+    dataset: ray.data.DataIterator, config: TrainConfig, start_step: int, total_steps: int, world_size: int
 ) -> Iterator[tuple[int, list[Slate]]]:
     """Yield (epoch, slates) of each optimiser step from `start_step` on; an epoch's last batch may be smaller.
 
     Every rank sees every batch and takes its own share, so no collective is needed to agree on the number of steps.
+    Where hidden states are kept, a slate goes to the same rank in every epoch.
     """
+    num_shares = world_size if config.caches_hidden else 1
     step = 0
     for epoch in range(config.num_epochs):
-        ordered = epoch_order(_stream(dataset, config), config.shuffle_window_slates, config.seed, epoch)
+        ordered = epoch_order(_stream(dataset, config), config.shuffle_window_slates, config.seed, epoch, num_shares)
         while step < total_steps and (slates := list(islice(ordered, config.global_batch_slates))):
             if step >= start_step:
                 yield epoch, slates

@@ -181,7 +181,7 @@ def _own_steps(
 ) -> Iterator[list[MicroBatch]]:
     config = plan.config
     dataset = ray.train.get_dataset_shard("train")
-    for epoch, slates in global_batches(dataset, config, start_step, plan.total_steps):
+    for epoch, slates in global_batches(dataset, config, start_step, plan.total_steps, world_size):
         order_epoch = 0 if config.caches_hidden else epoch
         mixed = [shuffled(slate, config.seed, order_epoch, config.target.max_candidates) for slate in slates]
         seeds = [slate_seed(config.seed, epoch, slate) for slate in slates]

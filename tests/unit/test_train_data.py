@@ -50,6 +50,17 @@ def test_orders_depend_on_seed_epoch_and_id_alone() -> None:
     assert shuffled(large, 0, 0) == shuffled(large, 0, 0) != shuffled(large, 0, 1)
 
 
+@pytest.mark.parametrize("num_slates", [8, 9, 10])
+def test_each_slate_keeps_its_share_through_the_epochs(num_slates: int) -> None:
+    slates = [labelled(i) for i in range(num_slates)]
+
+    epochs = [[s.request_id for s in epoch_order(iter(slates), 100, 0, epoch, num_shares=3)] for epoch in range(3)]
+
+    shares = [{name: place % 3 for place, name in enumerate(order)} for order in epochs]
+    assert shares[0] == shares[1] == shares[2] and len(shares[0]) == num_slates
+    assert epochs[0] != epochs[1]
+
+
 def test_a_stream_larger_than_the_window_loses_nothing() -> None:
     slates = [labelled(i) for i in range(25)]
 
