@@ -13,7 +13,6 @@ turns the results into tables and plots.
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +33,7 @@ from jobs.evaluate import EvaluateConfig
 from jobs.files import read_json, write_json
 from jobs.hardware import commit, hardware
 from jobs.label_config import LabelConfig
-from jobs.tracking import absolute, run_history
+from jobs.tracking import absolute, read_run
 from jobs.train_config import TrainConfig
 from spd.config import config_to_dict, load_config
 from spd.errors import ConfigError, SpdError
@@ -78,23 +77,21 @@ def run_row(config: AblateConfig, row: RowConfig) -> None:
     for folder, command in label_commands(config, row).items():
         if not Path(folder).exists():
             _call(command, log)
-    start_s = time.monotonic()
     if not artifact.exists():
         _call(train_command(config, row), log)
-    train_s = time.monotonic() - start_s
     evaluation = work / f"{row.name}.evaluation.json"
     _call(evaluate_command(config, row, evaluation), log)
-    params, curves = run_history(absolute(config.tracking), artifact.name, CURVES)
+    trained = read_run(absolute(config.tracking), artifact.name, CURVES)
     result = {
         "name": row.name,
         "commands": [shlex.join(command) for command in commands(config, row)],
-        "commit": commit(),
+        "commit": trained.params.get("commit", commit()),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
-        "train_s": round(train_s, 1),
+        "train_s": round(trained.wall_s, 1),
         "config": config_to_dict(load_config(TrainConfig, None, row_settings(config, row))),
-        "data_digest": params.get("data.digest"),
-        "curves": curves,
+        "data_digest": trained.params.get("data.digest"),
+        "curves": trained.curves,
     }
     write_json(result_file(config, row), result | read_json(evaluation))
 

@@ -96,18 +96,32 @@ class Tracker:
         self._client.set_terminated(self.run_id, status)
 
 
-def run_history(
-    config: TrackingConfig, name: str, keys: Sequence[str]
-) -> tuple[dict[str, str], dict[str, list[tuple[int, float]]]]:
-    """Return parameters and curves, (step, value) by step, of the newest finished run called `name`; empty if none."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What is kept of a finished run.
+
+    wall_s: from its start to its end. curves: (step, value) by step, of each metric asked for.
+    """
+
+    params: dict[str, str]
+    wall_s: float
+    curves: dict[str, list[tuple[int, float]]]
+
+
+def read_run(config: TrackingConfig, name: str, keys: Sequence[str]) -> RunRecord:
+    """Return the newest finished run called `name`; raises ConfigError if there is none."""
     client = _client(config)
     query = f"tags.`{RUN_TAG}` = '{name}' and attributes.status = 'FINISHED'"
     runs = client.search_runs([_experiment(client, config)], query, max_results=1)
     if not runs:
-        return {}, {}
-    run_id = runs[0].info.run_id
-    points = {key: {p.step: p.value for p in client.get_metric_history(run_id, key)} for key in keys}
-    return dict(runs[0].data.params), {key: sorted(values.items()) for key, values in points.items()}
+        raise ConfigError(f"tracking.uri={config.uri!r} has no finished run called {name!r}: run it there")
+    info = runs[0].info
+    points = {key: {p.step: p.value for p in client.get_metric_history(info.run_id, key)} for key in keys}
+    return RunRecord(
+        params=dict(runs[0].data.params),
+        wall_s=(info.end_time - info.start_time) / 1000,
+        curves={key: sorted(values.items()) for key, values in points.items()},
+    )
 
 
 def metric_key(name: str) -> str:

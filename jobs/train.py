@@ -25,6 +25,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from jobs.cli import run_job
 from jobs.cluster import check_workers, start_ray
 from jobs.files import check_writable, open_slates, sole_owner, write_json
+from jobs.hardware import commit
 from jobs.progress import shows_bar
 from jobs.tracking import Tracker, absolute
 from jobs.train_config import HeldOutConfig, TrainConfig, deepspeed_config
@@ -65,7 +66,7 @@ def _train(
 ) -> Path:
     goes_on = _claim_name(config, summary, spec, f"{config.storage.rstrip('/')}/{config.name}")
     tracking = absolute(config.tracking)
-    params = flatten(config_to_dict(config)) | flatten({"data": config_to_dict(summary)})
+    params = flatten(config_to_dict(config)) | flatten({"data": config_to_dict(summary), "commit": commit()})
     tracker = Tracker.open(tracking, config.name, params, goes_on=goes_on)
     plan = WorkerPlan(
         config=_for_workers(replace(config, tracking=tracking)),
