@@ -15,7 +15,7 @@ export DO_NOT_TRACK := 1
 demo: install  ## raw data -> trained, evaluated, scored and served ranking (under 15 minutes on 2 cores)
 	$(RUN) -m jobs.demo
 
-test: install  ## all tests but the GPU's: unit, laws, architecture, and those that start Ray (under 15 minutes)
+test: install  ## all tests but the GPU's: unit, laws, architecture, and those that start Ray (under 30 minutes)
 	$(RUN) -m pytest -m "not demo and not gpu"
 
 test-full: test  ## and the whole demo, against the numbers it must reach
