@@ -31,7 +31,8 @@ PREAMBLE = """# Results
 
 Written by `python -m jobs.results` from the results of `jobs.ablate` (a JSON file a row, exported from its MLflow run)
 and `jobs.benchmark`. Only what was measured stands here. Values are means over held-out slates with 95% bootstrap
-intervals; one run a row unless a spread is given. What the demo reaches stands in [demo.md](demo.md)."""
+intervals; one run a row unless a spread is given. Training times were often taken beside other work: they are no
+measure of speed. What the demo reaches stands in [demo.md](demo.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -101,7 +101,7 @@ class HeldOutConfig:
 class OptimizerConfig:
     """AdamW with warm-up and cosine decay."""
 
-    adapter_lr: float = 2e-4
+    adapter_lr: float = 5e-4
     """Peak learning rate of the LoRA weights."""
     head_lr: float = 1e-3
     """Peak learning rate of the head."""
