@@ -135,7 +135,7 @@ def test_a_dry_run_shows_settings_engine_and_parameters_and_writes_nothing(
 
     assert run_train([*arguments, "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "adapter_lr = 0.0002" in printed and "stage = 2" in printed and "backbone = 28832" in printed
+    assert "adapter_lr = 0.0005" in printed and "stage = 2" in printed and "backbone = 28832" in printed
     assert "total_steps = 1" in printed
     assert not (tmp_path / "out").exists()
 
@@ -145,7 +145,7 @@ def test_help_lists_every_setting_with_its_meaning(capsys: pytest.CaptureFixture
         run_train(["--help"])
 
     printed = capsys.readouterr().out
-    assert "optimizer.adapter_lr = 0.0002" in printed
+    assert "optimizer.adapter_lr = 0.0005" in printed
     assert field_docs(TrainConfig)["zero_stage"] in printed
 
 
