@@ -69,6 +69,9 @@ class TargetConfig:
     labels_then_teacher: the positives, then the teacher's order of the rest."""
     answer_tail: AnswerTail = "sought"
     """objective=ar on labels, after the positives: unscored, shuffled, or sought (see spd/targets.py)."""
+    draw_names: bool = True
+    """objective=ar with markers: draw each slate's names anew from twice K, so that they have to be read and copied;
+    false gives the first candidate always the first name."""
     max_candidates: int | None = None
     """Train on so many candidates of each slate, positives always among them, drawn anew each epoch; null takes all."""
 

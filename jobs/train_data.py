@@ -148,11 +148,12 @@ def shuffled(slate: Slate, seed: int, epoch: int, max_candidates: int | None = N
 
     Of a larger slate so many candidates at random stay, the positives first among them.
     """
-    order = np.random.default_rng(slate_seed(seed, epoch, slate)).permutation(len(slate.candidates)).tolist()
+    rng = np.random.default_rng(slate_seed(seed, epoch, slate))
+    order = rng.permutation(len(slate.candidates)).tolist()
     if max_candidates is not None and len(order) > max_candidates:
         positive = {index for tier in label_tiers(slate) for index in tier}
-        kept = set(sorted(order, key=lambda index: index not in positive)[:max_candidates])
-        order = [index for index in order if index in kept]
+        kept = sorted(order, key=lambda index: index not in positive)[:max_candidates]
+        order = rng.permutation(kept).tolist()  # in the first order the positives would mostly stand last
     return slate.reordered(order)
 
 

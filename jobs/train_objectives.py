@@ -193,15 +193,25 @@ class ArObjective:
     def _spell(self, slate: Slate, seed: int) -> tuple[list[int], int, list[int]]:
         """Return (tokens fed, position that predicts the first scored token, tokens wanted from there on)."""
         target = self._config.target
-        emitted, wanted = answer_target(slate, target.kind, target.answer_tail, np.random.default_rng(seed))
-        spelling = AnswerSpelling(self._encoder, len(slate.candidates))
-        question = self._encoder.encode_question(slate)
+        rng = np.random.default_rng(seed)
+        emitted, wanted = answer_target(slate, target.kind, target.answer_tail, rng)
+        emitted, wanted = emitted[: self._config.loss.top_m], wanted[: self._config.loss.top_m]
+        names = self._names(len(slate.candidates), rng)
+        spelling = AnswerSpelling(self._encoder, names)
+        question = self._encoder.encode_question(slate, names)
         answer, tokens = spelling.spell(emitted), spelling.spell(wanted)
         if len(emitted) == len(slate.candidates) and emitted == wanted:
             tokens.append(self._encoder.tokenizer.eos_token_id)  # a whole answer ends
         else:
             answer = answer[: len(tokens) - 1]
         return [*question, *answer], len(question) - 1, tokens
+
+    def _names(self, size: int, rng: np.random.Generator) -> list[list[int]]:
+        """Return an identifier a candidate: drawn from a pool, or (ordinals, target.draw_names=false) the first."""
+        if not self._config.target.draw_names or self._config.prompt.identifiers == "ordinals":
+            return self._encoder.identifiers(size)
+        pool = self._encoder.identifier_pool(self._spec.num_positions)
+        return [pool[index] for index in rng.permutation(len(pool))[:size]]
 
 
 def slate_losses(scores_BNK: Tensor, target_BNN: Tensor, mask_BN: Tensor, config: LossConfig, step: int = 0) -> Tensor:

@@ -69,15 +69,14 @@ class ArModel(nn.Module):
 
 
 class AnswerSpelling:
-    """How answers over n candidates are spelled: the tokens of each name, first in an answer or behind another."""
+    """How answers are spelled: the tokens of each candidate's name, first in an answer or behind another."""
 
-    def __init__(self, encoder: Encoder, size: int) -> None:
-        identifiers = encoder.identifiers(size)
-        self.first = identifiers
-        self.next = identifiers
+    def __init__(self, encoder: Encoder, names: list[list[int]]) -> None:
+        self.first = names
+        self.next = names
         if encoder.config.identifiers == "ordinals":
             between = encoder.tokenizer(BETWEEN_ORDINALS, add_special_tokens=False)["input_ids"]
-            self.next = [[*between, *ids] for ids in identifiers]
+            self.next = [[*between, *ids] for ids in names]
         self.num_tokens = sum(map(len, self.next)) - len(self.next[0]) + len(self.first[0])
 
     def spell(self, order: Sequence[int]) -> list[int]:
@@ -183,7 +182,7 @@ class ArRanker:
 
     @torch.inference_mode()
     def _decode(self, questions: list[list[int]], sizes: list[int], decoding: Decoding) -> list[ArRanking]:
-        spellings = [AnswerSpelling(self.encoder, size) for size in sizes]
+        spellings = [AnswerSpelling(self.encoder, self.encoder.identifiers(size)) for size in sizes]
         states = [AnswerState(spelling, size) for spelling, size in zip(spellings, sizes, strict=True)]
         budgets = [spelling.num_tokens for spelling in spellings]
         done = [False] * len(states)

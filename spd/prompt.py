@@ -138,7 +138,7 @@ class Encoder:
         self.separator_id = _separator_id(tokenizer, config.separator)
         texts = [config.instruction, config.introduction, config.answer_introduction]
         self._instruction_ids, self._introduction_ids, self._answer_ids = self._tokenize(texts)
-        self._identifiers: list[list[int]] = []
+        self._markers: list[list[int]] = []
 
     def encode(self, slate: Slate) -> EncodedSlate:
         """Return the slate's prompt; raises DataError when not even one token a candidate fits the budget."""
@@ -161,12 +161,12 @@ class Encoder:
             query_truncated=layout.query_truncated,
         )
 
-    def encode_question(self, slate: Slate) -> list[int]:
+    def encode_question(self, slate: Slate, names: Sequence[list[int]] | None = None) -> list[int]:
         """Return the prompt that an autoregressive ranker answers: the slate with identifiers, then the introduction.
 
-        Raises DataError as `encode` does.
+        names: token ids of each candidate's identifier; None takes the first ones. Raises DataError as `encode` does.
         """
-        layout = self._lay_out(slate)
+        layout = self._lay_out(slate, names)
         return [*layout.prefix, *(token for ids in layout.candidates for token in ids), *self._answer_ids]
 
     def identifiers(self, size: int) -> list[list[int]]:
@@ -174,31 +174,34 @@ class Encoder:
 
         Raises ConfigError if the tokenizer has fewer markers of one token.
         """
-        if len(self._identifiers) < size:
-            grown = max(size, 2 * len(self._identifiers), 32)
-            ordinals = self._tokenize([f" [{number}]" for number in range(1, grown + 1)])
-            self._identifiers = ordinals if self.config.identifiers == "ordinals" else self._markers(size, grown)
-        return self._identifiers[:size]
+        return self.identifier_pool(size)[:size]
 
-    def _markers(self, needed: int, wanted: int) -> list[list[int]]:
-        """Return up to `wanted` markers: A, B, ..., then two letters, whatever the tokenizer has as one token."""
+    def identifier_pool(self, size: int) -> list[list[int]]:
+        """Return at least `size` identifiers, twice as many where the tokenizer has them; raises as `identifiers`."""
+        if self.config.identifiers == "ordinals":
+            return self._tokenize([f" [{number}]" for number in range(1, 2 * size + 1)])
+        if not self._markers:
+            self._markers = self._single_tokens()
+        if len(self._markers) < size:
+            raise ConfigError(
+                f"prompt.identifiers='markers': this tokenizer has {len(self._markers)} markers of one token for "
+                f"{size} candidates: use 'ordinals', or smaller slates"
+            )
+        return self._markers[: 2 * size]
+
+    def _single_tokens(self) -> list[list[int]]:
+        """Return all markers: A, B, ..., then two letters, whatever the tokenizer has as one token."""
         pairs = ["".join(p) for p in product(ascii_uppercase, ascii_lowercase + ascii_uppercase)]
         names = [*ascii_uppercase, *ascii_lowercase, *pairs, *("".join(p) for p in product(ascii_uppercase, digits))]
         spelled = (self._tokenize([f"{space}{name}" for name in names]) for space in (" ", ""))
-        single = max(([ids for ids in rows if len(ids) == 1] for rows in spelled), key=len)
-        if len(single) < needed:
-            raise ConfigError(
-                f"prompt.identifiers='markers': this tokenizer has {len(single)} markers of one token for {needed} "
-                "candidates: use 'ordinals', or smaller slates"
-            )
-        return single[:wanted]
+        return max(([ids for ids in rows if len(ids) == 1] for rows in spelled), key=len)
 
-    def _lay_out(self, slate: Slate) -> _Layout:
+    def _lay_out(self, slate: Slate, names: Sequence[list[int]] | None = None) -> _Layout:
         config, size = self.config, len(slate.candidates)
         query_ids, *candidate_ids = self._tokenize([f" {slate.query}", *(f" {c.text}" for c in slate.candidates)])
         short_query_ids = query_ids[: config.max_query_tokens]
         prefix = [*self._instruction_ids, *short_query_ids, *self._introduction_ids, self.separator_id]
-        identifiers = [[]] * size if config.identifiers == "none" else self.identifiers(size)
+        identifiers = names or ([[]] * size if config.identifiers == "none" else self.identifiers(size))
         fixed = len(prefix) + sum(map(len, identifiers)) + size
         if config.identifiers != "none":
             fixed += len(self._answer_ids) + size

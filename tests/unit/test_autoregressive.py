@@ -1,5 +1,6 @@
 """The autoregressive ranker: spelling, the KV cache against plain forwards, constrained and free decoding."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from jobs.train_config import TargetConfig, TrainConfig
+from jobs.train_objectives import AnswerBatch, build_objective
 from spd.answer import parse_ordinals, repair
 from spd.artifact import RankerSpec
 from spd.autoregressive import AnswerSpelling, AnswerState, ArRanker, build_ar_model
@@ -31,6 +34,10 @@ def build_ranker(backbone: Path, identifiers: Identifiers) -> ArRanker:
     )
     model = build_ar_model(load_backbone(backbone, None, torch.float32), backbone).eval()
     return ArRanker(spec, Encoder(load_tokenizer(backbone), prompt), model, "test")
+
+
+def spelling(ranker: ArRanker, size: int) -> AnswerSpelling:
+    return AnswerSpelling(ranker.encoder, ranker.encoder.identifiers(size))
 
 
 @given(st.lists(st.integers(-3, 12), max_size=20), st.integers(1, 10))
@@ -61,7 +68,7 @@ def test_constrained_decoding_emits_a_permutation_at_the_cost_of_its_tokens(
     for slate, ranking in zip(slates, rankings, strict=True):
         size = len(slate.candidates)
         assert sorted(ranking.answer.order) == list(range(size)) and ranking.answer.is_valid
-        assert ranking.num_passes == AnswerSpelling(ranker.encoder, size).num_tokens
+        assert ranking.num_passes == spelling(ranker, size).num_tokens
         assert identifiers == "ordinals" or ranking.num_passes == size
 
 
@@ -74,7 +81,7 @@ def test_cached_steps_say_what_plain_forwards_say(tiny_backbone: Path, identifie
 
     for slate, ranking in zip(slates, together, strict=True):
         question = ranker.encoder.encode_question(slate)
-        state = AnswerState(AnswerSpelling(ranker.encoder, len(slate.candidates)), len(slate.candidates))
+        state = AnswerState(spelling(ranker, len(slate.candidates)), len(slate.candidates))
         while not state.is_complete:
             ids = torch.tensor([[*question, *state.tokens]])
             logits = ranker.model(ids, torch.tensor([[ids.shape[1] - 1]]))[0, 0]
@@ -95,9 +102,9 @@ def test_free_decoding_is_counted_and_repaired(tiny_backbone: Path) -> None:
 
 def test_a_constrained_name_may_be_a_prefix_of_another(tiny_backbone: Path) -> None:
     ranker = build_ranker(tiny_backbone, "ordinals")
-    state = AnswerState(AnswerSpelling(ranker.encoder, 12), 12)
+    state = AnswerState(spelling(ranker, 12), 12)
 
-    for token in AnswerSpelling(ranker.encoder, 12).spell([11, 0]):  # [12] > [1]
+    for token in spelling(ranker, 12).spell([11, 0]):  # [12] > [1]
         assert token in state.allowed()
         state.add(token)
 
@@ -112,3 +119,27 @@ def test_an_untied_backbone_needs_its_output_embedding(tiny_backbone: Path, tmp_
         build_ar_model(backbone, tmp_path)
     save_file({"lm_head.weight": torch.ones(320, 32)}, tmp_path / "model.safetensors")
     assert build_ar_model(backbone, tmp_path).logits(torch.ones(1, 32)).tolist() == [[32.0] * 320]
+
+
+@pytest.mark.parametrize("draw_names", [True, False])
+def test_training_answers_name_candidates_by_what_their_prompt_calls_them(
+    tiny_backbone: Path, draw_names: bool
+) -> None:
+    ranker = build_ranker(tiny_backbone, "markers")
+    encoder = ranker.encoder
+    target = TargetConfig(draw_names=draw_names)
+    config = TrainConfig(objective="ar", train="t", output="o", prompt=encoder.config, target=target)
+    objective = build_objective(config, ranker.spec, encoder)
+    slate = replace(make_slate(4), teacher_ranking=(2, 0, 3, 1))
+
+    batches = [objective.micro_batch([slate], [1.0], [seed]) for seed in range(3)]
+
+    for batch in batches:
+        assert isinstance(batch, AnswerBatch)
+        ids, wanted = batch.input_ids[0].tolist(), batch.wanted[0].tolist()
+        opened = [place + 1 for place, token in enumerate(ids) if token == encoder.separator_id][:4]
+        assert wanted[:4] == [ids[opened[index]] for index in (2, 0, 3, 1)]
+        assert wanted[4] == encoder.tokenizer.eos_token_id
+    assert len({tuple(batch.wanted[0].tolist()) for batch in batches if isinstance(batch, AnswerBatch)}) == (
+        3 if draw_names else 1
+    )

@@ -104,6 +104,15 @@ def test_few_candidates_keep_the_positives() -> None:
     assert len({one.candidates for one in drawn}) > 1
 
 
+def test_few_candidates_put_the_positives_anywhere() -> None:
+    slate = replace(labelled(1, 20), relevance=(0.0,) * 19 + (1.0,))
+
+    places = [(shuffled(slate, 0, epoch, max_candidates=5).relevance or ()).index(1.0) for epoch in range(1000)]
+
+    counts = [places.count(place) for place in range(5)]
+    assert all(abs(count - 200) < 5 * (1000 * 0.2 * 0.8) ** 0.5 for count in counts)  # five standard deviations
+
+
 def test_prefetch_keeps_order_and_passes_errors_on() -> None:
     def items() -> object:
         yield from ([1], [2], [3])
