@@ -46,6 +46,8 @@ class RowConfig:
     """Name of the autoregressive row whose permutations this one is trained on and compared with (jobs.label)."""
     label: tuple[str, ...] = ()
     """Labelling settings, `name=value`, of such a row."""
+    label_max_slates: int | None = None
+    """Training slates that such a row has labelled (the first ones); null has all."""
     artifact_of: str | None = None
     """Train nothing: evaluate the artifact of this row under other settings."""
     hours: float = 0.0
@@ -140,8 +142,12 @@ def label_commands(config: AblateConfig, row: RowConfig) -> dict[str, list[str]]
     if row.teacher is None:
         return {}
     common = [f"local.artifact={Path(config.work) / row.teacher}", f"tracking.uri={config.tracking.uri}", *row.label]
-    pairs = zip((config.train, config.eval), row_slates(config, row), strict=True)
-    return {output: _command("label", [f"input={source}", f"output={output}", *common]) for source, output in pairs}
+    most = [] if row.label_max_slates is None else [f"max_slates={row.label_max_slates}"]
+    train, held_out = row_slates(config, row)
+    return {
+        train: _command("label", [f"input={config.train}", f"output={train}", *common, *most]),
+        held_out: _command("label", [f"input={config.eval}", f"output={held_out}", *common]),
+    }
 
 
 def evaluate_command(config: AblateConfig, row: RowConfig, output: Path) -> list[str]:

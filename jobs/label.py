@@ -14,8 +14,9 @@ when you want other answers.
 import hashlib
 import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import ray
 import ray.data
@@ -50,7 +51,7 @@ def main() -> int:
 
 def run(config: LabelConfig) -> dict[str, object]:
     """Label all slates; returns (and stores) the summary."""
-    settings, num_slates = check(config)
+    settings, ids = check(config)
     start_s = time.monotonic()
     journal = journal_uri(config)
     if config.backend == "import":
@@ -58,25 +59,27 @@ def run(config: LabelConfig) -> dict[str, object]:
     else:
         with sole_owner(journal, f"{journal!r} is being written by another process: set another output"):
             open_journal(journal, settings)
-            errors = ask_teacher(config, num_slates)
+            errors = ask_teacher(config, ids)
             labels = read_journal(journal)
     counts = Counts()
-    slates = (labelled(slate, labels, errors, config, counts) for slate in read_slates(config.input))
+    chosen = islice(read_slates(config.input), config.max_slates)
+    slates = (labelled(slate, labels, errors, config, counts) for slate in chosen)
     write_slates(slates, config.output, rows_per_file=500, overwrite=config.overwrite)
-    summary = summarise(config, counts, num_slates) | {"wall_s": round(time.monotonic() - start_s, 2)}
+    summary = summarise(config, counts, len(ids)) | {"wall_s": round(time.monotonic() - start_s, 2)}
     write_json(f"{config.output.rstrip('/')}.summary.json", summary)
     print("label: " + ", ".join(f"{key} {value}" for key, value in summary.items()) + f"; written to {config.output}")
     _track(config, summary)
     return summary
 
 
-def check(config: LabelConfig) -> tuple[dict[str, object], int]:
-    """Return the settings that decide the answers, and the number of slates; raises what can be known to be wrong."""
+def check(config: LabelConfig) -> tuple[dict[str, object], list[str | None]]:
+    """Return the settings that decide the answers, and the request_ids; raises what can be known to be wrong."""
     check_workers(config.workers)
     check_target(*resolve_uri(config.output), config.overwrite)
     check_writable(f"{config.output.rstrip('/')}.summary.json")
     ids = read_request_ids(open_slates(config.input), config.input)
     check_unique(name for name in ids if name is not None)
+    ids = ids[: config.max_slates]
     settings = {key: value for key, value in config_to_dict(config).items() if key not in FREE_SETTINGS}
     settings["input_ids"] = hashlib.sha256("\n".join(map(str, ids)).encode("utf-8", "replace")).hexdigest()[:16]
     if config.backend == "local":
@@ -89,7 +92,7 @@ def check(config: LabelConfig) -> tuple[dict[str, object], int]:
         settings["teacher_version"] = model_version(artifact)
     if config.backend == "vllm":
         check_vllm(config)
-    return settings, len(ids)
+    return settings, ids
 
 
 def check_vllm(config: LabelConfig) -> None:
@@ -107,20 +110,20 @@ def journal_uri(config: LabelConfig) -> str:
     return f"{config.output.rstrip('/')}.journal"
 
 
-def ask_teacher(config: LabelConfig, num_slates: int) -> dict[str, str]:
+def ask_teacher(config: LabelConfig, ids: Sequence[str | None]) -> dict[str, str]:
     """Have everything answered that the journal lacks; returns why a slate has no answer, by request_id."""
     done = {name: frozenset(answers) for name, answers in read_journal(journal_uri(config)).items()}
     num_done = sum(len(answers) >= config.num_permutations for answers in done.values())
-    print(f"label: {num_slates} slates, {num_done} answered already", flush=True)
-    if num_done == num_slates:
+    print(f"label: {len(ids)} slates, {num_done} answered already", flush=True)
+    if num_done == len(ids):
         return {}
     start_ray(config.workers)
-    outcomes = pipeline(config, done)
+    outcomes = pipeline(config, done, frozenset(ids))
     rows = (
         row for table in outcomes.iter_batches(batch_size=None, batch_format="pyarrow") for row in table.to_pylist()
     )
     errors: dict[str, str] = {}
-    for row in progress(rows, num_slates, "label: slates"):
+    for row in progress(rows, len(ids), "label: slates"):
         if row["fatal"] is not None:
             raise ConfigError(str(row["fatal"]))
         if row["error"] is not None:
@@ -128,12 +131,16 @@ def ask_teacher(config: LabelConfig, num_slates: int) -> dict[str, str]:
     return errors
 
 
-def pipeline(config: LabelConfig, done: Mapping[str, frozenset[int]]) -> ray.data.Dataset:
+def pipeline(
+    config: LabelConfig, done: Mapping[str, frozenset[int]], chosen: frozenset[str | None]
+) -> ray.data.Dataset:
     """Return the lazy data set of outcomes: read, ask (actor pool)."""
     workers, rows = config.workers, config.block_slates
     dataset = open_slates(config.input)
     columns = [name for name in ("request_id", "query", "candidates", "score") if name in dataset.schema.names]
     read = ray.data.read_parquet(dataset.files, filesystem=dataset.filesystem).select_columns(columns)
+    if config.max_slates is not None:
+        read = read.filter(lambda row: row["request_id"] in chosen)
     slates = read.repartition(target_num_rows_per_block=rows)
     task = _task(config, done)
     if config.backend == "vllm":
@@ -220,9 +227,9 @@ def import_labels(config: LabelConfig) -> dict[str, dict[int, Label]]:
 
 def describe(config: LabelConfig) -> Mapping[str, object]:
     """Return what `--dry-run` prints: settings, slates, what the journal holds already."""
-    settings, num_slates = check(config)
+    settings, ids = check(config)
     answered = 0 if config.backend == "import" else len(read_journal(journal_uri(config)))
-    return {"config": config_to_dict(config), "settings": settings, "slates": num_slates, "answered": answered}
+    return {"config": config_to_dict(config), "settings": settings, "slates": len(ids), "answered": answered}
 
 
 def _absolute(config: LabelConfig) -> LabelConfig:

@@ -89,6 +89,8 @@ class LabelConfig:
     """Folder for the labelled slates; OUTPUT.journal beside it keeps every answer as it comes."""
     backend: Backend = "local"
     """local, openai (any endpoint of that API), vllm (GPUs), or import (rankings made elsewhere)."""
+    max_slates: int | None = None
+    """Label the first slates only, which are then all of the output; null takes all."""
     num_permutations: int = 1
     """Answers a slate: the first for the candidates as they stand, the others shuffled (extra_teacher_rankings)."""
     invalid: Literal["repair", "null"] = "repair"
@@ -114,6 +116,8 @@ class LabelConfig:
     def problems(self) -> list[str]:
         names = ("num_permutations", "block_slates")
         found = [f"{name}={getattr(self, name)} must be at least 1" for name in names if getattr(self, name) < 1]
+        if self.max_slates is not None and self.max_slates < 1:
+            found.append(f"max_slates={self.max_slates} must be at least 1, or null")
         needed = {"local": ("local.artifact", self.local.artifact), "import": ("rankings", self.rankings)}
         name, value = needed.get(self.backend, ("chat.model", self.chat.model))
         if not value:

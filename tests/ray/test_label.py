@@ -77,6 +77,15 @@ def test_every_slate_is_asked_once_through_429_and_500(settings: list[str], serv
     assert cost["usd"] == pytest.approx(100 * NUM_SLATES * 10 / 1e6)
 
 
+def test_the_first_slates_alone_are_labelled(settings: list[str], server: ChatServer, tmp_path: Path) -> None:
+    run([*settings, "max_slates=5"])
+
+    found = list(read_slates(tmp_path / "labelled"))
+    assert [slate.request_id for slate in found] == [f"r{i}" for i in range(5)]
+    assert all(slate.teacher_ranking for slate in found)
+    assert server.asked.total() == 5
+
+
 def test_a_killed_job_pays_for_no_label_twice(settings: list[str], server: ChatServer, tmp_path: Path) -> None:
     server.delay_s = 0.4
     job = run_apart([*settings, "workers.num_workers=1", "endpoint.concurrency=1"])
