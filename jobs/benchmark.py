@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
+from statistics import mean, median
 from typing import TypeVar
 
 import numpy as np
@@ -21,10 +21,10 @@ from rich.table import Table
 
 from jobs.cli import run_job
 from jobs.files import check_writable, write_json
-from jobs.hardware import hardware
+from jobs.hardware import commit, hardware
 from jobs.progress import progress
 from spd.artifact import RankerSpec, build_untrained_model
-from spd.autoregressive import ArRanker, Decoding, build_ar_model
+from spd.autoregressive import ArRanker, ArRanking, Decoding, build_ar_model
 from spd.backbone import (
     BackboneConfig,
     backbone_sha256,
@@ -98,17 +98,19 @@ def run(config: BenchmarkConfig) -> dict[str, object]:
     ratios: dict[str, float] = {}
     for slates in sets:
         size = len(slates[0].candidates)
-        timings, passes = _time_all(ranker, contenders, slates, config.repeats)
+        timings, rankings = _time_all(ranker, contenders, slates, config.repeats)
         medians = {name: median(values) for name, values in timings.items()}
         sizes[f"n{size}"] = {
             "num_tokens": median(len(ranker.encode_one(slate).input_ids) for slate in slates),
             "milliseconds": {name: round(1e3 * value, 3) for name, value in medians.items()},
             "spread_milliseconds": {name: [round(1e3 * v, 3) for v in (min(x), max(x))] for name, x in timings.items()},
-            "passes": {"spd": 1, **{name: median(values) for name, values in passes.items()}},
+            "passes": {"spd": 1, **{name: median(r.num_passes for r in found) for name, found in rankings.items()}},
+            "valid_share": {name: mean(r.answer.is_valid for r in found) for name, found in rankings.items()},
         }
         ratios |= {f"{name}_over_spd_n{size}": round(medians[name] / medians["spd"], 2) for name in contenders}
         ratios[f"e2e_over_prefill_n{size}"] = round(medians["spd"] / medians["spd: prefill"], 4)
     report: dict[str, object] = {
+        "commit": commit(),
         "hardware": hardware(),
         "config": config_to_dict(config),
         "sizes": sizes,
@@ -122,7 +124,7 @@ def run(config: BenchmarkConfig) -> dict[str, object]:
 
 def print_table(sizes: Mapping[str, object], ratios: Mapping[str, float]) -> None:
     """Print milliseconds and passes of each contender and part, a column a size, then the ratios."""
-    table = Table(title="median milliseconds a slate (passes)")
+    table = Table(title="median milliseconds a slate (passes, valid permutations)")
     table.add_column("", no_wrap=True)
     for name in sizes:
         table.add_column(name, justify="right")
@@ -132,13 +134,22 @@ def print_table(sizes: Mapping[str, object], ratios: Mapping[str, float]) -> Non
         cells = []
         for values in sizes.values():
             assert isinstance(values, dict)
-            passes = f" ({values['passes'][part]:g})" if part in values["passes"] else ""
-            cells.append(f"{values['milliseconds'][part]:.3f}{passes}")
+            cells.append(milliseconds_cell(values, part))
         table.add_row(part, *cells)
     console = Console()
     console.print(table)
     for name, ratio in ratios.items():
         console.print(f"{name} = {ratio}")
+
+
+def milliseconds_cell(values: Mapping[str, Mapping[str, float]], part: str) -> str:
+    """Return a part's milliseconds at one size; with them a contender's passes, and its share of valid answers."""
+    told = []
+    if part in values["passes"]:
+        told.append(f"{values['passes'][part]:g}")
+    if part in values["valid_share"]:
+        told.append(f"{values['valid_share'][part]:.0%}")
+    return f"{values['milliseconds'][part]:.3f}" + (f" ({', '.join(told)})" if told else "")
 
 
 def describe(config: BenchmarkConfig) -> Mapping[str, object]:
@@ -184,21 +195,21 @@ def _build_ar(config: BenchmarkConfig, spec: RankerSpec, identifiers: Identifier
 
 def _time_all(
     ranker: Ranker, contenders: Mapping[str, ArRanker], slates: Sequence[Slate], repeats: int
-) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
-    """Return the seconds of each contender and part, and the passes of each, over all slates and repeats."""
+) -> tuple[dict[str, list[float]], dict[str, list[ArRanking]]]:
+    """Return the seconds of each contender and part, and each one's answers, over all slates and repeats."""
     timings: dict[str, list[float]] = {}
-    passes: dict[str, list[int]] = {name: [] for name in contenders}
+    rankings: dict[str, list[ArRanking]] = {name: [] for name in contenders}
     rounds = [*slates[:WARM_UP_SLATES], *(slate for _ in range(repeats) for slate in slates)]
     size = len(slates[0].candidates)
     for place, slate in enumerate(progress(rounds, len(rounds), f"benchmark: N={size}")):
         found = _time_spd(ranker, slate)
         for name, contender in contenders.items():
             found[name], (ranking,) = _timed(partial(contender.rank_slates, [slate], AR_CONTENDERS[name][1]))
-            passes[name].append(ranking.num_passes)
+            rankings[name].append(ranking)
         if place >= WARM_UP_SLATES:
             for name, seconds in found.items():
                 timings.setdefault(name, []).append(seconds)
-    return timings, passes
+    return timings, rankings
 
 
 def _time_spd(ranker: Ranker, slate: Slate) -> Seconds:

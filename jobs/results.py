@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.ablate_plan import AblateConfig, RowConfig, TableConfig, result_file
+from jobs.benchmark import milliseconds_cell
 from jobs.cli import run_job
 from jobs.files import read_json
 from spd.config import load_config
@@ -41,7 +42,7 @@ class ResultsConfig:
 
     plans: tuple[str, ...] = ("jobs/ablation.toml", "jobs/beauty.toml", "jobs/dl20.toml")
     """Plans of jobs.ablate, in order."""
-    benchmarks: tuple[str, ...] = ("docs/benchmark.json",)
+    benchmarks: tuple[str, ...] = ("docs/benchmark.json", "docs/benchmark_short.json")
     """Results of jobs.benchmark; one that is not there yet is told as such."""
     output: str = "docs/results.md"
     """The page; plots go to the folder `plots` beside it."""
@@ -117,20 +118,23 @@ def benchmark_section(file: Path) -> str:
     if not file.exists():
         return f"## Latency\n\nNot run: `python -m jobs.benchmark --set json={file}`."
     report = read_json(file)
-    sizes, ratios = report["sizes"], report["ratios"]
-    assert isinstance(sizes, dict) and isinstance(ratios, dict)
+    sizes, ratios, config = report["sizes"], report["ratios"], report["config"]
+    assert isinstance(sizes, dict) and isinstance(ratios, dict) and isinstance(config, dict)
     parts = list(next(iter(sizes.values()))["milliseconds"])
-    lines = []
+    lines = [f"| tokens of the prompt | {' | '.join(str(values['num_tokens']) for values in sizes.values())} |"]
     for part in parts:
-        cells = [_milliseconds(values, part) for values in sizes.values()]
+        cells = [milliseconds_cell(values, part) for values in sizes.values()]
         lines.append(f"| {part} | {' | '.join(cells)} |")
-    header = f"| median ms a slate (passes) | {' | '.join(sizes)} |"
+    header = f"| median ms a slate (passes, valid permutations) | {' | '.join(sizes)} |"
     table = "\n".join([header, "| --- " * (len(sizes) + 1) + "|", *lines])
     listed = ", ".join(f"`{name}` {value}" for name, value in ratios.items())
+    layers = config["backbone"]["num_layers"] or "all"
+    limits = f"{config['prompt']['max_candidate_tokens']} tokens a candidate and {config['prompt']['max_query_tokens']}"
     return "\n\n".join(
         [
-            "## Latency: one pass against decoding (Tables 2 and 5)",
-            f"`python -m jobs.benchmark --set json={file}`, commit {report['commit']}. Hardware: {report['hardware']}.",
+            f"## Latency: one pass against decoding (Tables 2 and 5), at most {limits} of the query",
+            f"`python -m jobs.benchmark`, {layers} layers, settings in `{file}`, commit {report['commit']}. "
+            f"Hardware: {report['hardware']}.",
             table,
             f"Ratios of medians of this one run: {listed}.",
         ]
@@ -228,11 +232,6 @@ def _cell(value: Mapping[str, float | None] | None) -> str:
         return ""
     texts = [f"{value[key]:.3f}".replace("0.", ".", 1) for key in ("value", "low", "high")]
     return f"{texts[0]} [{texts[1]}, {texts[2]}]"
-
-
-def _milliseconds(values: Mapping[str, Mapping[str, float]], part: str) -> str:
-    passes = f" ({values['passes'][part]:g})" if part in values["passes"] else ""
-    return f"{values['milliseconds'][part]:.3f}{passes}"
 
 
 def _setting(result: Json, key: str) -> object:
