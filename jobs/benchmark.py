@@ -215,6 +215,7 @@ def _time_all(
 def _time_spd(ranker: Ranker, slate: Slate) -> Seconds:
     """Return the seconds of a whole ranking, of each of its parts, and of the backbone's forward alone."""
     model = ranker.model
+    ranker.rank_slates([slate])  # untimed: the contender before pushed this one's memory out of the caches
     whole, _ = _timed(lambda: ranker.rank_slates([slate]))
     encode, encoded = _timed(lambda: ranker.encode([slate]))
     batch = encoded.to(model.device)

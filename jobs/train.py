@@ -210,25 +210,29 @@ def _for_workers(config: TrainConfig) -> TrainConfig:
 
 
 def check_warm_start(config: TrainConfig) -> None:
-    """Raise ConfigError if the artifact to start from has other tensors than the run would train."""
+    """Raise ConfigError if the artifact to start from has other tensors than the run would train.
+
+    An autoregressive ranker has no head: it takes the adapter of either objective, its bottom layers at least.
+    """
     folder = Path(config.init_from or "")
     before = load_spec(folder)
-    now = {
-        "objective": config.objective,
-        "prompt.num_features": config.prompt.num_features,
-        "head.num_positions": config.head.num_positions,
-        "head.name": config.head.name,
-        "backbone.num_layers": config.backbone.num_layers,
-        "has_adapter": config.adapter.rank > 0,
-    }
-    then = {
-        "objective": before.objective,
-        "prompt.num_features": before.prompt.num_features,
-        "head.num_positions": before.num_positions,
-        "head.name": before.head,
-        "backbone.num_layers": before.backbone.num_layers,
-        "has_adapter": before.has_adapter,
-    }
+    now: dict[str, object] = {"has_adapter": config.adapter.rank > 0}
+    then: dict[str, object] = {"has_adapter": before.has_adapter}
+    if config.objective == "spd":
+        now |= {
+            "objective": config.objective,
+            "prompt.num_features": config.prompt.num_features,
+            "head.num_positions": config.head.num_positions,
+            "head.name": config.head.name,
+            "backbone.num_layers": config.backbone.num_layers,
+        }
+        then |= {
+            "objective": before.objective,
+            "prompt.num_features": before.prompt.num_features,
+            "head.num_positions": before.num_positions,
+            "head.name": before.head,
+            "backbone.num_layers": before.backbone.num_layers,
+        }
     changed = [key for key in now if now[key] != then[key]]
     if changed:
         raise ConfigError(

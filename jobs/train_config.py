@@ -156,7 +156,8 @@ class TrainConfig:
     unlabelled: Literal["error", "skip"] = "error"
     """What to do with a slate without a target: refuse the run, or train without it (counted)."""
     init_from: str | None = None
-    """Artifact folder whose adapter and head to start from (a warm start); null starts afresh."""
+    """Artifact folder whose adapter and head to start from (a warm start); null starts afresh. objective=ar takes the
+    adapter alone, of a single-pass ranker too, and one of fewer layers starts its bottom ones."""
     cache_hidden: bool = True
     """Frozen backbone (adapter.rank=0): keep each slate's hidden states after its first forward, in one fixed order."""
     output: str

@@ -210,18 +210,19 @@ def build_untrained_model(
 def load_trained_state(folder: Path, backbone: torch.nn.Module, head: torch.nn.Module | None) -> None:
     """Load an artifact's adapter into an adapted backbone, and its head: a warm start.
 
+    An artifact of fewer layers starts the bottom ones; the others keep their fresh weights, which change nothing yet.
     Raises ArtifactError when a tensor does not fit.
     """
     if isinstance(backbone, PeftModel):
-        state = load_file(folder / ADAPTER_FILE)
-        wanted = get_peft_model_state_dict(backbone, save_embedding_layers=False)
-        unlike = [name for name in wanted if name not in state or state[name].shape != wanted[name].shape]
-        if unlike or len(state) != len(wanted):
-            name = min(unlike or state.keys() - wanted.keys())
+        fresh = get_peft_model_state_dict(backbone, save_embedding_layers=False)
+        trained = load_file(folder / ADAPTER_FILE)
+        unlike = [name for name, tensor in trained.items() if name not in fresh or fresh[name].shape != tensor.shape]
+        if unlike:
             raise ArtifactError(
-                f"artifact {str(folder)!r}: {ADAPTER_FILE}: {name} does not fit: set the same adapter.rank"
+                f"artifact {str(folder)!r}: {ADAPTER_FILE}: {min(unlike)} does not fit: set the same adapter.rank, and "
+                "backbone.num_layers not below the artifact's"
             )
-        set_peft_model_state_dict(backbone, state)
+        set_peft_model_state_dict(backbone, fresh | trained)
     if head is not None:
         _load_head(folder, head)
 

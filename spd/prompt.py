@@ -1,7 +1,7 @@
 """Slate -> token ids with one readout position a candidate.
 
-    instruction, query, then per candidate:  [identifier]  text  <separator>
-    readout = "end":   the state at each separator (arXiv 2609.01807: the last token of the description)
+    instruction, query, then per candidate:  text  <separator>, or with identifiers  text  [identifier]
+    readout = "end":   the state at each candidate's last token (arXiv 2609.01807: the last token of the description)
     readout = "tail":  after the list, each identifier once more: that state has seen every candidate
 
 Every piece of text is tokenised by itself, so a candidate's tokens never depend on its neighbours, and special tokens
@@ -38,9 +38,12 @@ class PromptConfig:
     separator: str | None = None
     """Token that closes each candidate; null takes the tokenizer's end-of-sequence token."""
     identifiers: Identifiers = "none"
-    """What opens each candidate: nothing, an ordinal such as [3], or a marker of one token."""
+    """What names each candidate: nothing, an ordinal such as [3], or a marker of one token."""
+    identifier_place: Literal["open", "close"] = "close"
+    """Where it stands: before the text, or behind it in the separator's stead. Under causal attention only a closing
+    identifier's state knows the text that it names, so that an answer can choose among them."""
     readout: Literal["end", "tail"] = "end"
-    """Where a candidate's state is read: at its separator, or at its marker repeated after the whole list."""
+    """Where a candidate's state is read: at its last token, or at its marker repeated after the whole list."""
     attention: Literal["causal", "independent"] = "causal"
     """What a candidate sees: all before it, or the query and itself only (the input order then changes nothing)."""
     use_score: bool = False
@@ -138,7 +141,7 @@ class Encoder:
         self.separator_id = _separator_id(tokenizer, config.separator)
         texts = [config.instruction, config.introduction, config.answer_introduction]
         self._instruction_ids, self._introduction_ids, self._answer_ids = self._tokenize(texts)
-        self._markers: list[list[int]] = []
+        self._names: list[list[int]] = []
 
     def encode(self, slate: Slate) -> EncodedSlate:
         """Return the slate's prompt; raises DataError when not even one token a candidate fits the budget."""
@@ -179,15 +182,17 @@ class Encoder:
     def identifier_pool(self, size: int) -> list[list[int]]:
         """Return at least `size` identifiers, twice as many where the tokenizer has them; raises as `identifiers`."""
         if self.config.identifiers == "ordinals":
-            return self._tokenize([f" [{number}]" for number in range(1, 2 * size + 1)])
-        if not self._markers:
-            self._markers = self._single_tokens()
-        if len(self._markers) < size:
+            if len(self._names) < 2 * size:
+                self._names = self._tokenize([f" [{number}]" for number in range(1, 2 * size + 1)])
+            return self._names[: 2 * size]
+        if not self._names:
+            self._names = self._single_tokens()
+        if len(self._names) < size:
             raise ConfigError(
-                f"prompt.identifiers='markers': this tokenizer has {len(self._markers)} markers of one token for "
+                f"prompt.identifiers='markers': this tokenizer has {len(self._names)} markers of one token for "
                 f"{size} candidates: use 'ordinals', or smaller slates"
             )
-        return self._markers[: 2 * size]
+        return self._names[: 2 * size]
 
     def _single_tokens(self) -> list[list[int]]:
         """Return all markers: A, B, ..., then two letters, whatever the tokenizer has as one token."""
@@ -201,8 +206,15 @@ class Encoder:
         query_ids, *candidate_ids = self._tokenize([f" {slate.query}", *(f" {c.text}" for c in slate.candidates)])
         short_query_ids = query_ids[: config.max_query_tokens]
         prefix = [*self._instruction_ids, *short_query_ids, *self._introduction_ids, self.separator_id]
-        identifiers = names or ([[]] * size if config.identifiers == "none" else self.identifiers(size))
-        fixed = len(prefix) + sum(map(len, identifiers)) + size
+        opening: Sequence[list[int]] = [[]] * size
+        closing: Sequence[list[int]] = [[self.separator_id]] * size
+        if config.identifiers != "none":
+            identifiers = names or self.identifiers(size)
+            if config.identifier_place == "open":
+                opening = identifiers
+            else:
+                closing = identifiers
+        fixed = len(prefix) + sum(map(len, [*opening, *closing]))
         if config.identifiers != "none":
             fixed += len(self._answer_ids) + size
         lengths = [min(len(ids), config.max_candidate_tokens) for ids in candidate_ids]
@@ -220,7 +232,7 @@ class Encoder:
         return _Layout(
             prefix=prefix,
             order=order,
-            candidates=[[*identifiers[p], *kept[i], self.separator_id] for p, i in enumerate(order)],
+            candidates=[[*opening[p], *kept[i], *closing[p]] for p, i in enumerate(order)],
             num_truncated=sum(len(full) > len(short) for full, short in zip(candidate_ids, kept, strict=True)),
             query_truncated=len(query_ids) > len(short_query_ids),
         )

@@ -31,9 +31,10 @@ pytestmark = pytest.mark.slow
         ("self_attention", PromptConfig()),
         ("slot_query", PromptConfig()),
         ("self_attention", PromptConfig(attention="independent")),
+        ("self_attention", PromptConfig(identifiers="markers")),
         ("self_attention", PromptConfig(identifiers="markers", readout="tail")),
     ],
-    ids=["linear", "self_attention", "slot_query", "independent", "tail"],
+    ids=["linear", "self_attention", "slot_query", "independent", "markers", "tail"],
 )
 def test_a_student_overfits_eight_slates(tiny_backbone: Path, head: HeadName, prompt: PromptConfig) -> None:
     rng = np.random.default_rng(0)

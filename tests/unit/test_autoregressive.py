@@ -137,8 +137,7 @@ def test_training_answers_name_candidates_by_what_their_prompt_calls_them(
     for batch in batches:
         assert isinstance(batch, AnswerBatch)
         ids, wanted = batch.input_ids[0].tolist(), batch.wanted[0].tolist()
-        opened = [place + 1 for place, token in enumerate(ids) if token == encoder.separator_id][:4]
-        assert wanted[:4] == [ids[opened[index]] for index in (2, 0, 3, 1)]
+        assert wanted[:4] == [ids[place] for place in encoder.encode(slate).readout[[2, 0, 3, 1]].tolist()]
         assert wanted[4] == encoder.tokenizer.eos_token_id
     assert len({tuple(batch.wanted[0].tolist()) for batch in batches if isinstance(batch, AnswerBatch)}) == (
         3 if draw_names else 1

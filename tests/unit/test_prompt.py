@@ -27,6 +27,21 @@ def test_every_readout_position_holds_the_separator(tiny_backbone: Path) -> None
     assert encoded.num_truncated == 0 and not encoded.query_truncated
 
 
+@pytest.mark.parametrize("identifiers", ["markers", "ordinals"])
+def test_a_closing_identifier_stands_where_the_separator_stood(tiny_backbone: Path, identifiers: str) -> None:
+    plain = build_encoder(tiny_backbone).encode(make_slate(5))
+    encoder = build_encoder(tiny_backbone, identifiers=identifiers, identifier_place="close")
+
+    encoded = encoder.encode(make_slate(5))
+
+    names = encoder.identifiers(5)
+    for end, name in zip(encoded.readout.tolist(), names, strict=True):
+        assert encoded.input_ids[end + 1 - len(name) : end + 1].tolist() == name
+    assert (encoded.input_ids == encoder.separator_id).sum() == 1  # before the first candidate
+    assert len(encoded.input_ids) == len(plain.input_ids) + sum(len(name) - 1 for name in names)
+    assert encoder.encode_question(make_slate(5))[: len(encoded.input_ids)] == encoded.input_ids.tolist()
+
+
 def test_a_candidates_tokens_do_not_depend_on_its_neighbours(tiny_backbone: Path) -> None:
     encoder = build_encoder(tiny_backbone)
     slate = make_slate(4)
