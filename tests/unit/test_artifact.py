@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import save_file
 
-from spd.artifact import load_spec, model_version
-from spd.backbone import file_sha256
+from spd.artifact import load_spec, load_trained_state, model_version
+from spd.backbone import AdapterConfig, add_adapter, file_sha256, load_backbone
 from spd.errors import ArtifactError, DataError
 from spd.ranker import Ranker
 from tests.conftest import build_tiny_artifact, build_tiny_backbone, make_slate
@@ -127,6 +129,41 @@ def test_an_adapter_that_fits_only_in_part_is_refused(copy: Path) -> None:
 
     with pytest.raises(ArtifactError, match=r"adapter_model\.safetensors does not fit the backbone"):
         Ranker.from_pretrained(copy)
+
+
+def adapted_layers(backbone_folder: Path, num_layers: int, seed: int) -> PeftModel:
+    """The tiny backbone's bottom layers under a random adapter that changes something."""
+    torch.manual_seed(seed)
+    adapted = add_adapter(load_backbone(backbone_folder, num_layers, torch.float32), AdapterConfig(rank=4, alpha=8))
+    assert isinstance(adapted, PeftModel)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    return adapted
+
+
+def test_a_warm_start_from_fewer_layers_takes_the_bottom_ones(tiny_backbone: Path, tmp_path: Path) -> None:
+    trained = get_peft_model_state_dict(adapted_layers(tiny_backbone, 1, seed=1), save_embedding_layers=False)
+    save_file(trained, tmp_path / "adapter_model.safetensors")
+    model = adapted_layers(tiny_backbone, 2, seed=2)
+    before = get_peft_model_state_dict(model, save_embedding_layers=False)
+    fresh = {name: tensor.clone() for name, tensor in before.items() if name not in trained}
+
+    load_trained_state(tmp_path, model, None)
+    after = get_peft_model_state_dict(model, save_embedding_layers=False)
+
+    assert trained and fresh
+    assert after.keys() == trained.keys() | fresh.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in (fresh | trained).items())
+
+
+def test_a_warm_start_from_more_layers_is_refused(tiny_backbone: Path, tmp_path: Path) -> None:
+    trained = get_peft_model_state_dict(adapted_layers(tiny_backbone, 2, seed=1), save_embedding_layers=False)
+    save_file(trained, tmp_path / "adapter_model.safetensors")
+
+    with pytest.raises(ArtifactError, match=r"does not fit: set the same adapter\.rank, and backbone\.num_layers not"):
+        load_trained_state(tmp_path, adapted_layers(tiny_backbone, 1, seed=2), None)
 
 
 def test_loading_asks_no_hub_even_for_a_base_model_that_looks_like_a_hub_id(
